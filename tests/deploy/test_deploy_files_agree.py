@@ -19,10 +19,9 @@ from deploy_files import (
 
 from serve.http.app import create_app
 from serve.http.connections.graceful_shutdown import CUT_OFF_S, LEAVE_S
-from serve.settings import ServeSettings
+from serve.observe.metrics import Metrics
+from serve.settings import Limits, ServeSettings
 
-# From SIGTERM to the end at the latest: the answers under way, then the processes.
-STOPPING_S = ServeSettings.linger_s + ServeSettings.drain_s + CUT_OFF_S + LEAVE_S
 CONTAINERS = ["kubernetes/deployment.yaml", "kserve/serving-runtime.yaml"]
 
 
@@ -32,6 +31,13 @@ def given(command: list[str]) -> dict[str, object]:
     assert command[0] == "stillroom"
     verb = group.commands[command[1]]  # type: ignore[attr-defined]
     return dict(verb.make_context(command[1], command[2:]).params)
+
+
+def stopping_s(place: str) -> float:
+    """From SIGTERM to the end at the latest: the requests that still come, the answers under way, then the processes."""
+    lingers = given(server_commands()[place])["linger_s"]
+    linger_s = ServeSettings.linger_s if lingers is None else float(str(lingers))
+    return linger_s + ServeSettings.drain_s + CUT_OFF_S + LEAVE_S
 
 
 @pytest.fixture(scope="module")
@@ -100,22 +106,54 @@ def test_every_selector_finds_the_pods() -> None:
     ):
         assert selector
         assert selector.items() <= labels
-    scaled = read("kubernetes/autoscaler.yaml")["spec"]
-    assert (scaled["scaleTargetRef"]["kind"], scaled["scaleTargetRef"]["name"]) == (
-        deployment["kind"],
-        deployment["metadata"]["name"],
-    )
     assert "replicas" not in deployment["spec"]
-    # Otherwise the budget would let the only pod go, or none.
-    assert scaled["minReplicas"] > read("kubernetes/disruption-budget.yaml")["spec"]["maxUnavailable"]
 
 
 def test_whoever_stops_the_server_waits_until_it_has_drained() -> None:
-    assert int(unit()["TimeoutStopSec"][0]) > STOPPING_S
-    assert int(read("compose.yaml")["services"]["stillroom"]["stop_grace_period"].removesuffix("s")) > STOPPING_S
-    pod = read("kubernetes/deployment.yaml")["spec"]["template"]["spec"]
-    pause_s = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
-    assert pod["terminationGracePeriodSeconds"] > pause_s + STOPPING_S
+    assert int(unit()["TimeoutStopSec"][0]) > stopping_s("stillroom.service")
+    compose_s = int(read("compose.yaml")["services"]["stillroom"]["stop_grace_period"].removesuffix("s"))
+    assert compose_s > stopping_s("compose.yaml")
+    place = "kubernetes/deployment.yaml"
+    assert read(place)["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > stopping_s(place)
+
+
+def test_a_pod_that_is_told_to_end_answers_until_nobody_sends_to_it() -> None:
+    assert float(str(given(server_commands()["kubernetes/deployment.yaml"])["linger_s"])) >= 5
+    rolling = read("kubernetes/deployment.yaml")["spec"]["strategy"]["rollingUpdate"]
+    assert (rolling["maxUnavailable"], rolling["maxSurge"]) == (0, 1)
+
+
+SCALERS = ["kubernetes/autoscaler.yaml", "autoscaling/pods-metric.yaml", "autoscaling/keda.yaml"]
+
+
+@pytest.mark.parametrize("place", SCALERS)
+def test_every_scaler_is_of_the_deployment_and_keeps_a_pod_for_the_budget(place: str) -> None:
+    scaled, deployment = read(place)["spec"], read("kubernetes/deployment.yaml")
+    target = scaled["scaleTargetRef"]
+    assert (target["apiVersion"], target["kind"]) == (deployment["apiVersion"], deployment["kind"])
+    assert target["name"] == deployment["metadata"]["name"]
+    fewest = scaled.get("minReplicas") or scaled["minReplicaCount"]
+    # Otherwise the budget would let the only pod go, or none.
+    assert fewest > read("kubernetes/disruption-budget.yaml")["spec"]["maxUnavailable"]
+
+
+def test_the_scalers_ask_for_metrics_that_the_server_has() -> None:
+    _, trigger = read("autoscaling/keda.yaml")["spec"]["triggers"]
+    (rule,) = read("autoscaling/adapter-rules.yaml")["rules"]["custom"]
+    series = {
+        name
+        for text in (trigger["metadata"]["query"], rule["seriesQuery"], rule["metricsQuery"])
+        for name in re.findall(r"stillroom_\w+", text)
+    }
+    metrics = Metrics()
+    metrics.answered("any", 0.0)
+    assert series
+    assert all(re.search(rf"^{name}{{", metrics.text().decode(), re.MULTILINE) for name in series)
+    # The name that the rule gives is the one that the autoscaler asks for.
+    _, pods = read("autoscaling/pods-metric.yaml")["spec"]["metrics"]
+    assert pods["pods"]["metric"]["name"] == rule["name"]["as"]
+    # Pods are added well before the server refuses requests.
+    assert float(trigger["metadata"]["threshold"]) < Limits.queue_s / 2
 
 
 def test_the_server_runs_under_one_number_that_is_not_root_and_may_write_nothing() -> None:

@@ -36,7 +36,7 @@ def refused(manifest: dict[str, Any]) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("file", KUBERNETES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", [*KUBERNETES, DEPLOY / "autoscaling" / "pods-metric.yaml"], ids=lambda file: file.stem)
 def test_kubernetes_takes_the_manifest(file: Path) -> None:
     for manifest in yaml.safe_load_all(file.read_text(encoding="utf-8")):
         assert refused(manifest) is None
@@ -100,6 +100,26 @@ def test_systemd_finds_the_service_little_exposed(tmp_path: Path) -> None:
     text = UNIT.read_text(encoding="utf-8").replace("SystemCallFilter=", "#")
     (tmp_path / UNIT.name).write_text(text, encoding="utf-8")
     assert ran(*measure, tmp_path / UNIT.name).returncode != 0
+
+
+def queries() -> list[str]:
+    """What the scalers ask Prometheus, with what prometheus-adapter puts into its template."""
+    (rule,) = read("autoscaling/adapter-rules.yaml")["rules"]["custom"]
+    asked = rule["metricsQuery"].replace("<<.GroupBy>>", "pod").replace("<<.LabelMatchers>>", 'pod=~"a|b"')
+    _, trigger = read("autoscaling/keda.yaml")["spec"]["triggers"]
+    return [asked, trigger["metadata"]["query"], rule["seriesQuery"]]
+
+
+def test_prometheus_takes_the_queries_of_the_scalers(tmp_path: Path) -> None:
+    promtool = tool("promtool", "it comes with prometheus")
+    rules = [{"record": f"asked:{number}", "expr": query} for number, query in enumerate(queries())]
+    for broken in (False, True):
+        if broken:
+            rules[0]["expr"] += " by"
+        (tmp_path / "rules.yml").write_text(
+            yaml.safe_dump({"groups": [{"name": "asked", "rules": rules}]}), encoding="utf-8"
+        )
+        assert (ran(promtool, "check", "rules", tmp_path / "rules.yml").returncode == 0) is not broken
 
 
 def test_prometheus_takes_its_file() -> None:
