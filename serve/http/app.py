@@ -75,14 +75,8 @@ def create_app(
         )
         for bundle in bundles
     ]
-    names = [model.manifest.name for model in models]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise BadInput(f"several bundles have the name {', '.join(map(repr, twice))}; give each another name")
     aliases = aliases or {}
-    for alias, name in aliases.items():
-        if name not in names or alias in names:
-            reason = "a bundle has this name" if alias in names else f"the bundles are {', '.join(map(repr, names))}"
-            raise BadInput(f"alias {alias!r} for {name!r}: {reason}; give --alias other=name-of-a-bundle")
+    check_names([model.manifest.name for model in models], aliases)
     service = Service(models, limits, metrics, aliases, traces_from_environment(), log_texts=log_texts)
     direct = {
         "/v1/entities": service.entities,
@@ -122,6 +116,42 @@ def create_app(
     app.state.service = service
     app.router.redirect_slashes = False  # /v1/entities/ gets 404, not a redirect
     return app
+
+
+def check_names(names: Sequence[str], aliases: Mapping[str, str]) -> None:
+    """BadInput if two models have one name, or an alias is of no model or has the name of one."""
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise BadInput(f"several bundles have the name {', '.join(map(repr, twice))}; give each another name")
+    for alias, name in aliases.items():
+        if name not in names or alias in names:
+            reason = "a bundle has this name" if alias in names else f"the bundles are {', '.join(map(repr, names))}"
+            raise BadInput(f"alias {alias!r} for {name!r}: {reason}; give --alias other=name-of-a-bundle")
+
+
+def app_of(
+    bundles: Sequence[Path | str],
+    settings: ServeSettings,
+    access: Access,
+    *,
+    known: Collection[str] = (),
+) -> Starlette:
+    """The app with these settings, of which those about connections, processes that read, and the log are left to its caller.
+
+    `known` and the errors raised are those of `create_app`.
+    """
+    return create_app(
+        bundles,
+        variant=settings.variant,
+        threads=settings.threads,
+        processes=settings.processes,
+        device=settings.device,
+        limits=settings.limits,
+        aliases=aliases_of(settings.alias),
+        access=access,
+        bodies_bytes=settings.connections.bodies_bytes,
+        log_texts=settings.log_texts,
+        known=known,
+    )
 
 
 def serve(
@@ -209,19 +239,8 @@ def _server(
     keys = partial(read_keys, settings.keys, counts=counts.of_front(share.number) if counts and share else own_counts)
     access = Access(keys(), Origins(settings.allow_origin), open_metrics=settings.open_metrics)
     tls = Tls(settings)
-    app = create_app(
-        bundles,
-        variant=settings.variant,
-        threads=settings.threads,
-        processes=settings.processes,
-        device=settings.device,
-        limits=settings.limits,
-        aliases=aliases_of(settings.alias),
-        access=access,
-        bodies_bytes=settings.connections.bodies_bytes,
-        log_texts=settings.log_texts,
-        known=share.digests.values() if share else (),  # a front that replaces another serves what the others do
-    )
+    # A front that replaces another serves what the others do.
+    app = app_of(bundles, settings, access, known=share.digests.values() if share else ())
     service: Service = app.state.service
     most = openable_connections(settings.connections.connections)
     watch = Watch(replace(settings.connections, connections=most), service.metrics)

@@ -139,6 +139,13 @@ class Service:
             if self.traces:
                 await asyncio.to_thread(self.traces.close)
 
+    async def warm(self) -> None:
+        """Waits, within `lifespan`, until every model can answer. Unavailable if one cannot."""
+        if self._warming is not None:
+            await asyncio.wait([self._warming])
+        if reason := self.unready():
+            raise reason
+
     async def entities(self, request: Request) -> Response:
         """POST /v1/entities: entity spans in each text."""
         asked = await read_request(request, EntitiesRequest, self.limits)

@@ -1,0 +1,210 @@
+"""Bundles as an application of Ray Serve: `serve run stillroom.ray:application bundle=PATH`.
+
+A replica is the whole server but for its connections, which Ray Serve has: the same app, the same queue, and worker processes of its own.
+So answers are those of `stillroom serve`, a crash of the model's runtime is not one of the replica, and texts that wait share a batch.
+"""
+
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from starlette.applications import Starlette
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from compress.input_errors import Faults
+from serve.bundle.manifest import open_bundle
+from serve.bundle.remote_files import is_url
+from serve.errors import BadInput, BundleError, StillroomError
+from serve.http.app import aliases_of, app_of, check_names
+from serve.http.auth.access import Access
+from serve.http.auth.api_keys import KEYS_VARIABLE, read_keys
+from serve.http.auth.cors import Origins
+from serve.http.service import Service
+from serve.options import Option, make, options_of, unknown_setting
+from serve.settings import ServeSettings
+from stillroom.settings.ray import RayServing
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+# Options of `stillroom serve` about its connections, its front processes and its log, all of which Ray Serve has.
+OF_THE_SERVER = {
+    option.name
+    for option in options_of(ServeSettings)
+    if option.within == "connections" or option.name.startswith(("tls_", "log_"))
+} - {"bodies_bytes"} | {"host", "port", "fronts", "access_log", "linger_s", "drain_s"}
+# How much longer than a request may take a stopping replica has.
+LEAVE_S = 15.0
+
+
+def application(given: Mapping[str, Any]) -> "Application":
+    """The application of Ray Serve. `given` are settings by name: those of `RayServing`, and of `ServeSettings` what Ray Serve has not.
+
+    Values may be text, as `serve run` gives them; several values are then set apart by commas.
+
+    Raises:
+        BadInput: Ray Serve is not installed; or all that is wrong with the settings, the keys and the bundles. For the command
+            `serve run` it is an error of click, which that command shows without a traceback.
+    """
+    try:
+        return _application(given)
+    except StillroomError as error:
+        if click.get_current_context(silent=True):
+            raise click.ClickException(error.message) from error
+        raise
+
+
+def _application(given: Mapping[str, Any]) -> "Application":
+    try:
+        from ray import serve as ray_serve
+    except ImportError as error:
+        raise BadInput(f'Ray Serve is not installed ({error}). Run: pip install "stillroom[ray]"') from error
+    scale, settings = _settings(given)
+    bundles = [place if is_url(place) else str(Path(place).resolve()) for place in scale.bundle]
+    digests = _checked(bundles, settings)
+    settings = replace(
+        settings,
+        keys=settings.keys and settings.keys.resolve(),  # a replica has another current folder
+        processes=settings.processes or 1,  # a machine with many cores has many replicas
+        threads=settings.threads or 1,
+    )
+    on_gpu = {"num_gpus": 1} if settings.device == "cuda" else {}
+    deployment = ray_serve.deployment(
+        ray_serve.ingress(app_builder(bundles, settings, digests, needs_keys=KEYS_VARIABLE in os.environ))(Replica),
+        name="stillroom",
+        max_ongoing_requests=scale.max_ongoing_requests,
+        # The processor time of a replica is that of its worker processes, and some of reading requests.
+        ray_actor_options={"num_cpus": (settings.processes or 1) * (settings.threads or 1), **on_gpu},
+        graceful_shutdown_timeout_s=settings.limits.answer_s + LEAVE_S,
+        **_number(scale),
+    )
+    return deployment.bind()
+
+
+def _checked(bundles: list[str], settings: ServeSettings) -> dict[str, str]:
+    """The digest of each bundle, by name. BadInput names all that a replica would refuse, but for what depends on its machine."""
+    faults = Faults()
+    opened = [bundle for place in bundles if (bundle := faults.check(partial(open_bundle, place)))]
+    for bundle in opened:
+        faults.check(partial(bundle.variant, settings.variant))
+    aliases = faults.check(partial(aliases_of, settings.alias)) or {}
+    faults.check(partial(read_keys, settings.keys))
+    if len(opened) == len(bundles):
+        faults.check(partial(check_names, [bundle.manifest.name for bundle in opened], aliases))
+    faults.raise_if_any()
+    return {bundle.manifest.name: bundle.manifest.digest for bundle in opened}
+
+
+def _number(scale: RayServing) -> dict[str, Any]:
+    if scale.max_replicas is None:
+        return {"num_replicas": scale.replicas}
+    return {
+        "autoscaling_config": {
+            "min_replicas": scale.replicas,
+            "max_replicas": scale.max_replicas,
+            "target_ongoing_requests": scale.target_ongoing_requests,
+        }
+    }
+
+
+class Replica:
+    """What a replica is beside its app."""
+
+    app: Starlette  # set by Ray Serve
+
+    async def check_health(self) -> None:
+        """Raises Unavailable where /readyz answers 503. Ray Serve replaces a replica in which that happens three times in a row."""
+        service: Service = self.app.state.service
+        if reason := service.unready():
+            raise reason
+
+
+def app_builder(
+    bundles: list[str], settings: ServeSettings, digests: dict[str, str], *, needs_keys: bool
+) -> Callable[[], Starlette]:
+    """What makes the app of a replica, there."""
+
+    def build() -> Starlette:
+        if needs_keys and KEYS_VARIABLE not in os.environ:
+            raise BadInput(
+                f"{KEYS_VARIABLE} is set where the application was started, and not in this replica; set it before `ray start` on "
+                "every machine, or give keys=FILE"
+            )
+        access = Access(read_keys(settings.keys), Origins(settings.allow_origin), open_metrics=settings.open_metrics)
+        app = app_of(bundles, settings, access)
+        service: Service = app.state.service
+        found = {name: model.manifest.digest for name, model in service.models.items()}
+        if changed := [name for name in digests if found.get(name) != digests[name]]:
+            raise BundleError(
+                f"the bundle of {', '.join(map(repr, changed))} is not the one with which the application was started; put that one back, "
+                "or deploy the application again"
+            )
+        lifespan = app.router.lifespan_context
+
+        @asynccontextmanager
+        async def until_warm(app: Starlette) -> AsyncIterator[None]:
+            async with lifespan(app):
+                await service.warm()  # until then Ray Serve sends nothing to this replica
+                yield
+
+        app.router.lifespan_context = until_warm
+        app.add_middleware(WithoutPrefix)
+        return app
+
+    return build
+
+
+class WithoutPrefix:
+    """ASGI middleware that takes the application's route prefix from the path, so that the app finds its own paths."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes the request on."""
+        prefix = scope.get("root_path", "")
+        if prefix and f"{scope['path']}/".startswith(f"{prefix}/"):
+            scope = {**scope, "path": scope["path"].removeprefix(prefix) or "/", "root_path": ""}
+        await self.app(scope, receive, send)
+
+
+def _settings(given: Mapping[str, Any]) -> tuple[RayServing, ServeSettings]:
+    """The settings of both kinds. BadInput names all that are wrong."""
+    scale = {option.name: option for option in options_of(RayServing)}
+    served = {option.name: option for option in options_of(ServeSettings) if option.name not in OF_THE_SERVER}
+    known, faults = {**scale, **served}, Faults()
+    for name in given:
+        if name in OF_THE_SERVER:
+            faults.messages.append(
+                f"{name} is of `stillroom serve`; Ray Serve has settings of its own for its connections and its log"
+            )
+        elif name not in known:
+            faults.messages.append(unknown_setting(name, known))
+    values = {name: _from_text(known[name], value) for name, value in given.items() if name in known}
+    own = faults.check(partial(make, RayServing, {name: value for name, value in values.items() if name in scale}))
+    settings = faults.check(
+        partial(make, ServeSettings, {name: value for name, value in values.items() if name in served})
+    )
+    faults.raise_if_any()
+    assert own is not None
+    assert settings is not None
+    return own, settings
+
+
+def _from_text(option: Option, value: Any) -> Any:
+    """`value` in the type of the option, if it is text that can be read as that; otherwise as it is, for the check to name it."""
+    if not isinstance(value, str):
+        return value
+    if option.several:
+        return value.split(",")
+    if option.kind is bool:
+        return {"true": True, "false": False}.get(value.lower(), value)
+    try:
+        return option.kind(value)
+    except ValueError:
+        return value
