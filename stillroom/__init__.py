@@ -19,6 +19,7 @@ _HOME = {
     "push": "stillroom.api",
     "benchmark": "stillroom.commands.benchmark.run",
     "search": "stillroom.commands.search",
+    "transfer": "stillroom.commands.transfer.run",
     "evaluate": "stillroom.commands.evaluate.run",
     "explain": "stillroom.commands.explain.run",
     "load": "stillroom.api",

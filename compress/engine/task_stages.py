@@ -379,10 +379,12 @@ def on_task(
     soft: list[np.ndarray] | None = None,
     soft_weight: float = 0.0,
     chosen: Sequence[int] | None = None,
+    validate_every: int = 0,
 ) -> Progress:
     """Train `model` on the task of `inputs`: on labels, and on the teacher's logits `soft` of `inputs.soft_labelled` if given.
 
     `soft_weight` is the share of the soft labels in the loss. Of the labelled texts only the `chosen` are read, if these are given.
+    `validate_every` steps the weights are scored on validation, and the best are kept; 0 is as often as `inputs` say.
     """
     given = inputs.settings
     train, examples = inputs.train, inputs.splits.train
@@ -396,7 +398,7 @@ def on_task(
         steps,
         learning_rate,
         batch=given.batch,
-        validate_every=inputs.validate_every(steps),
+        validate_every=validate_every or inputs.validate_every(steps),
         patience=patience,
         temperature=given.temperature,
         soft_weight=soft_weight,

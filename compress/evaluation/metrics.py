@@ -187,6 +187,32 @@ def mean_score(rows: Sequence[np.ndarray], *, less: Sequence[np.ndarray] = (), s
         less: the same for the trainings to subtract; empty for the mean itself.
         seed: of the resampling.
     """
+    return _score_of(*_mean_metric(rows, less, seed))
+
+
+def mean_over_tasks(
+    tasks: Sequence[Sequence[np.ndarray]], *, less: Sequence[Sequence[np.ndarray]] = (), seed: int = 0
+) -> Score:
+    """The mean over tasks of `mean_score`, minus that of other trainings, with its bootstrap interval.
+
+    The texts of each task are resampled apart from those of the others.
+
+    Args:
+        tasks: for each task what `mean_score` takes as `rows`.
+        less: for each task the trainings to subtract; empty for the mean itself.
+        seed: of the resampling.
+    """
+    subtracted = less or [()] * len(tasks)
+    found = [
+        _mean_metric(rows, others, seed + i) for i, (rows, others) in enumerate(zip(tasks, subtracted, strict=True))
+    ]
+    return _score_of(
+        float(np.mean([value for value, _ in found])), np.mean([resampled for _, resampled in found], axis=0)
+    )
+
+
+def _mean_metric(rows: Sequence[np.ndarray], less: Sequence[np.ndarray], seed: int) -> tuple[float, np.ndarray]:
+    """The mean metric of `rows` minus that of `less`, and the same of each resample, (RESAMPLES,)."""
     resampled = [metric_of(sums) for sums in _resampled([*rows, *less], seed)]
     whole = [float(metric_of(one.sum(axis=0))) for one in (*rows, *less)]
 
@@ -194,8 +220,13 @@ def mean_score(rows: Sequence[np.ndarray], *, less: Sequence[np.ndarray] = (), s
         mean = np.mean(values[: len(rows)], axis=0)
         return mean - np.mean(values[len(rows) :], axis=0) if less else mean
 
-    low, high = np.quantile(apart(resampled), (0.025, 0.975))
-    return Score(float(apart(whole)), float(low), float(high))
+    return float(apart(whole)), np.asarray(apart(resampled))
+
+
+def _score_of(value: float, resampled: np.ndarray) -> Score:
+    """`value` with the 95 % interval of its resamples."""
+    low, high = np.quantile(resampled, (0.025, 0.975))
+    return Score(value, float(low), float(high))
 
 
 def chance(

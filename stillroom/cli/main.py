@@ -39,11 +39,11 @@ BUILD_PACKAGES = {
 MAIN_SPEAKS_S = 10.0  # how long the other processes wait for the main one to meet and report the same error
 
 LAUNCHED_VERBS = ("distill", "finetune", "run")  # which several processes may be started for
-TRAINING_VERBS = (*LAUNCHED_VERBS, "benchmark", "compare", "label", "search", "select", "demo")
+TRAINING_VERBS = (*LAUNCHED_VERBS, "benchmark", "compare", "label", "search", "select", "transfer", "demo")
 
 STOPPED = (
-    "Stopped. To resume `run`, `distill`, `finetune`, `compare`, `search`, `benchmark`, `label` or `annotate`, give the same command "
-    "again."
+    "Stopped. To resume `run`, `distill`, `finetune`, `compare`, `transfer`, `search`, `benchmark`, `label` or `annotate`, "
+    "give the same command again."
 )
 SHELLS = ("bash", "zsh", "fish")
 COMPLETE = "_STILLROOM_COMPLETE"

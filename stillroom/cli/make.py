@@ -1,4 +1,4 @@
-"""The verbs that make models: run, distill, finetune, label, select, compare, search, export."""
+"""The verbs that make models: run, distill, finetune, label, select, compare, transfer, search, export."""
 
 import dataclasses
 from pathlib import Path
@@ -13,6 +13,7 @@ from stillroom.inputs.recipe import Recipe
 from stillroom.settings.compare import Comparison
 from stillroom.settings.export import Exporting
 from stillroom.settings.search import Searching
+from stillroom.settings.transfer import Transferring
 
 
 def run(recipe: Path | None, dry_run: bool, settings: dict[str, Any]) -> Document:
@@ -181,6 +182,35 @@ def show_comparison(document: Document) -> None:
     result(f"Report  {document['report']}")
 
 
+def transfer(settings: Transferring) -> Document:
+    """Find the task whose student learns other tasks best.
+
+    Distils a student on each --source by XtremeDistil, trains it on each --target, and chooses the source with the best mean. Then
+    trains the student of that source on few labels of each target, beside the same student without a source. Give the same command
+    again to resume a stopped transfer.
+    """
+    from stillroom.commands.transfer.run import transfer_between
+
+    return transfer_between(settings)
+
+
+def show_transfer(document: Document) -> None:
+    """Prints a row per source, a row per point of the curves, what was found, and the next command."""
+    from stillroom.report.formats import Table, written
+    from stillroom.report.transfer_page import points, sentences, transferred
+
+    def printed(title: str, made: Table) -> None:
+        table(title, made.header, [[written(cell) for cell in row] for row in made.rows])
+
+    printed("scores on test with all labels, best source on validation first", transferred(document))
+    printed("with few labels", points(document))
+    for sentence in sentences(document):
+        result(sentence)
+    result(f"Student {document['checkpoint']}")
+    result(f"Report  {document['report']}")
+    say(f"Next    {ourselves()} finetune --model {document['checkpoint']} --task ... --data ... --out ...")
+
+
 def search(settings: Searching) -> Document:
     """Find the student that learns best within a latency budget.
 
@@ -308,6 +338,20 @@ VERBS = (
             "stillroom compare --teacher my_teacher --task text-classification \\\n"
             "      --data my-data --corpus text.txt --out compared \\\n"
             "      --method minilmv2 --method soft-labels",
+        ),
+    ),
+    Verb(
+        transfer,
+        Transferring,
+        shown=show_transfer,
+        examples=(
+            "stillroom transfer --teacher my_teacher --out found \\\n"
+            "      --source intents=text-classification:clinc150 \\\n"
+            "      --source chunks=token-classification:conll2000 \\\n"
+            "      --target snips=text-classification:snips",
+            "stillroom transfer --teacher my_teacher --out found --student 3x384 \\\n"
+            "      --source text-classification:news --source text-classification:reviews \\\n"
+            "      --target text-classification:tickets --labels 20,200 --most-minutes 60",
         ),
     ),
     Verb(

@@ -102,17 +102,17 @@ def search_students(
     return found
 
 
-def make_teacher(inputs: TaskInputs, work: Workdir) -> tuple[Path, str]:
-    """The folder of the teacher with a head for the task, fine-tuned in `work` where it has none, and its fingerprint."""
+def make_teacher(inputs: TaskInputs, work: Workdir, name: str = "teacher") -> tuple[Path, str]:
+    """The folder `name` of the teacher with a head for the task, fine-tuned in `work` where it has none, and its fingerprint."""
     given = inputs.settings
     decides = fingerprint(
         "teacher", given.task, inputs.data_fingerprint, given.seed, given.threads, given.precision, given.batch, inputs.max_length,
         list(inputs.labels), trained_with(given.device), folder_fingerprint(inputs.opened.folder), inputs.teacher_has_head,
-        given.teacher_epochs, given.teacher_learning_rate,
+        given.teacher_epochs, given.teacher_learning_rate, *inputs.opened.added,
     )  # fmt: skip
     steps = inputs.teacher_steps
-    say(f"teacher: {steps} steps at most" if steps else "teacher: it has a head for this task")
-    return work.stage("teacher", decides, lambda folder: task_stages.make_teacher(folder, inputs, steps)), decides
+    say(f"{name}: {steps} steps at most" if steps else f"{name}: it has a head for this task")
+    return work.stage(name, decides, lambda folder: task_stages.make_teacher(folder, inputs, steps)), decides
 
 
 def _training(

@@ -7,7 +7,16 @@ from sklearn.metrics import accuracy_score
 from sklearn.metrics import f1_score as f1_of_classes
 from sklearn.preprocessing import MultiLabelBinarizer
 
-from compress.evaluation.metrics import Prediction, chance, difference, per_label, score
+from compress.evaluation.metrics import (
+    Prediction,
+    chance,
+    counts,
+    difference,
+    mean_over_tasks,
+    mean_score,
+    per_label,
+    score,
+)
 
 
 def spans(seed: int, texts: int = 60) -> list[Prediction]:
@@ -103,3 +112,22 @@ def test_per_label_counts_what_was_missed_and_what_was_made_up() -> None:
     assert found["city"] == {"precision": 1.0, "recall": 0.5, "f1": pytest.approx(2 / 3), "support": 2}
     assert found["name"]["f1"] == 0
     assert found["date"] == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "support": 0}
+
+
+def test_a_mean_over_tasks_counts_each_task_once_and_is_paired_within_it() -> None:
+    gold = {"small": spans(1, 40), "large": spans(2, 400)}
+    said = {
+        name: [counts(rows, [g if (i + seed) % 3 else frozenset() for i, g in enumerate(rows)]) for seed in range(2)]
+        for name, rows in gold.items()
+    }
+    tasks = [*said.values()]
+    whole, parts = mean_over_tasks(tasks), [mean_score(rows) for rows in tasks]
+    assert whole.value == pytest.approx(np.mean([part.value for part in parts]))
+    # Independent texts: the variance of a mean of two is a quarter of the sum of theirs.
+    expected = np.sqrt(sum((part.high - part.low) ** 2 for part in parts)) / 2
+    assert whole.high - whole.low == pytest.approx(expected, rel=0.1)
+    nothing = mean_over_tasks(tasks, less=tasks)
+    assert (nothing.value, nothing.low, nothing.high) == (0, 0, 0)
+    worse = [[counts(rows, [frozenset()] * len(rows))] for rows in gold.values()]
+    assert mean_over_tasks(tasks, less=worse).low > 0
+    assert mean_over_tasks(worse, less=tasks).value == pytest.approx(-whole.value)

@@ -453,6 +453,7 @@ def test_the_face_gives_its_names_and_refuses_others() -> None:
         "push",
         "load",
         "capacity",
+        "transfer",
     }
     assert set(stillroom.__all__) == {*verbs, "Pipeline", "Generator", "Client"}
     assert all(callable(getattr(stillroom, name)) for name in stillroom.__all__)

@@ -11,7 +11,7 @@ from test_comparison_page import document as comparison
 from test_explain_page import explained
 from test_run_page import full_report
 
-from stillroom.report import benchmark_page, search_page
+from stillroom.report import benchmark_page, search_page, transfer_page
 from stillroom.report.comparison_page import page
 from stillroom.report.profile_page import profile_page
 from stillroom.report.run_page import report_page
@@ -62,6 +62,37 @@ def benchmarked() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def transferred() -> dict[str, Any]:
+    """Four sources with long names on four targets."""
+    score = {"value": 0.9123, "low": 0.9012, "high": 0.9234, "seeds": [0.91, 0.92]}
+    minus = {"value": -0.0123, "low": -0.0212, "high": 0.0034, "seeds": [-0.01, 0.01]}
+    sources, targets = (
+        [f"questions-of-customers-{i}" for i in range(4)],
+        [f"messages-of-{i}" for i in range(4)],
+    )
+    task = {"task": "token-classification", "labels": 39, "texts": {"train": 13_084}, "metric": "entity_f1"}
+    cells = {target: {"validation": score, "test": score, "seeds": [0.91, 0.92]} for target in targets}
+    rows = [
+        {
+            "source": source, "cells": cells, "mean": {"validation": score, "test": score},
+            "minus_none": minus if source else None, "minus_chosen": None if source == sources[0] else minus,
+        }
+        for source in (*sources, None)
+    ]  # fmt: skip
+    points = [
+        {"labels": n, "all": n == 13_084, "with_source": score, "without": score, "difference": minus}
+        for n in (10, 50, 100, 500, 13_084)
+    ]
+    return {
+        "student": "layers=2,hidden=192,heads=12,ffn=768", "method": "xtremedistil-transfer", "seeds": 2, "chosen": sources[0],
+        "sources": [{"name": name, "left_out": 3, "teacher_validation": 0.9, **task} for name in sources],
+        "targets": [{"name": name, **task} for name in targets],
+        "table": rows, "curves": [{"target": target, "metric": "entity_f1", "points": points} for target in targets],
+        "mean_differences": [{"labels": 10, **minus}, {"labels": None, **minus}],
+        "seconds": {"teacher": 1.0}, "settings": {"seeds": 2, "labels": [10, 50]}, "machine": {"cpu": "AMD EPYC", "cores": 2},
+    }  # fmt: skip
+
+
 # What is cut or hangs over, with everything that is folded away opened.
 OVERHANGING = """
 (() => {
@@ -106,6 +137,7 @@ PAGES = {
     "explain": explained,
     "search": lambda: search_page.page(found_document()),
     "benchmark": lambda: benchmark_page.page(benchmarked()),
+    "transfer": lambda: transfer_page.page(transferred()),
 }
 
 

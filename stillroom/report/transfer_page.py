@@ -1,0 +1,134 @@
+"""The output of `stillroom transfer`: the table and the curves for the terminal and the page, and what they show in sentences."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from stillroom.report.charts import Plane, band, dot, kind_of, line, linear_axis, log_axis, plot
+from stillroom.report.drawings import Chart, Key
+from stillroom.report.formats import Estimate, Table, score, scored, table
+from stillroom.report.pages import rendered
+
+WITH, WITHOUT = 0, 1  # colours
+NO_SOURCE = "no source"
+
+
+def transferred(document: dict[str, Any]) -> Table:
+    """A row per source, best on validation first, and the student without one; a column per target."""
+    rows = document["table"]
+    names = [each["name"] for each in document["targets"]]
+    return table(
+        ("source", [row["source"] or NO_SOURCE for row in rows]),
+        *((name, [_scored(row["cells"][name]["test"]) for row in rows]) for name in names),
+        ("mean", [_scored(row["mean"]["test"]) for row in rows]),
+        ("minus no source", [_difference(row["minus_none"]) for row in rows]),
+        ("seeds above no source", [row["minus_none"] and _above(row["minus_none"]) for row in rows]),
+        ("minus the chosen", [_difference(row["minus_chosen"]) for row in rows]),
+        ("mean on validation", [score(row["mean"]["validation"]["value"]) for row in rows]),
+    )
+
+
+def points(document: dict[str, Any]) -> Table:
+    """A row per target and number of labels: the student of the chosen source beside the same one without a source."""
+    rows = [(curve, point) for curve in document["curves"] for point in curve["points"]]
+    return table(
+        ("target", [curve["target"] for curve, _ in rows]),
+        ("labels", [f"{point['labels']:,}" for _, point in rows]),
+        (f"from {document['chosen']}", [_scored(point["with_source"]) for _, point in rows]),
+        (NO_SOURCE, [_scored(point["without"]) for _, point in rows]),
+        ("difference", [_difference(point["difference"]) for _, point in rows]),
+        ("seeds above", [_above(point["difference"]) for _, point in rows]),
+    )
+
+
+def sentences(document: dict[str, Any]) -> list[str]:
+    """What was found: which source, whether the intervals support it, and what it is worth with few labels and with all."""
+    chosen = document["chosen"]
+    row = next(row for row in document["table"] if row["source"] == chosen)
+    others = [each for each in document["table"] if each["source"] not in (chosen, None)]
+    said = [
+        f"{chosen} is the source with the best mean over targets on validation, {score(row['mean']['validation']['value'])}; on test "
+        f"its mean is {_scored(row['mean']['test'])}."
+    ]
+    behind = [each["source"] for each in others if each["minus_chosen"]["high"] < 0]
+    if others:
+        not_behind = [each["source"] for each in others if each["source"] not in behind]
+        said.append(
+            "On test its lead over "
+            + " and over ".join(
+                f"{' and '.join(names)} is {'' if names is behind else 'not '}supported"
+                for names in (behind, not_behind)
+                if names
+            )
+            + "."
+        )
+    said.append(f"Against the same student without a source it is on test {_worth(row['minus_none'])}.")
+    few = [each for each in document["mean_differences"] if each["labels"] is not None]
+    said += [f"With {each['labels']:,} labels of each target it is {_worth(each)}." for each in few]
+    return said
+
+
+def page(document: dict[str, Any]) -> str:
+    """One self-contained HTML document."""
+    return rendered(
+        "transfer.html",
+        {
+            "title": "Which source transfers",
+            "document": document,
+            "sentences": sentences(document),
+            "table": transferred(document),
+            "points": points(document),
+            "curves": [_chart(document, curve) for curve in document["curves"] if len(curve["points"]) > 1],
+            "tasks": table(
+                ("task", [each["name"] for each in _tasks(document)]),
+                ("is", ["source"] * len(document["sources"]) + ["target"] * len(document["targets"])),
+                ("kind", [each["task"] for each in _tasks(document)]),
+                ("labels", [each["labels"] for each in _tasks(document)]),
+                ("texts of train", [each["texts"]["train"] for each in _tasks(document)]),
+                ("left out", [each.get("left_out") for each in _tasks(document)]),
+                ("metric", [each["metric"] for each in _tasks(document)]),
+                ("its teacher on validation", [score(each.get("teacher_validation")) for each in _tasks(document)]),
+            ),
+        },
+    )
+
+
+def _chart(document: dict[str, Any], curve: dict[str, Any]) -> Chart:
+    """Score against the number of labels, with the source and without, each with the band of its interval."""
+    arms = {WITH: "with_source", WITHOUT: "without"}
+    values = [point[arm][key] for point in curve["points"] for arm in arms.values() for key in ("low", "high")]
+    plane = Plane(
+        log_axis("labels", [point["labels"] for point in curve["points"]]), linear_axis(curve["metric"], values)
+    )
+    parts = []
+    for kind, arm in arms.items():
+        lower, middle, upper = (
+            [(point["labels"], point[arm][key]) for point in curve["points"]] for key in ("low", "value", "high")
+        )
+        parts.append(band(plane, lower, upper, kind_of(kind)))
+        parts.append(line(plane, middle, kind_of(kind)))
+        parts += [dot(plane, each, kind_of(kind), radius_px=4) for each in middle]
+    legend = [Key(WITH, f"from {document['chosen']}", "", "line"), Key(WITHOUT, NO_SOURCE, "", "line")]
+    return plot(plane, parts, f"{curve['target']}: {curve['metric']} against labels", legend)
+
+
+def _tasks(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*document["sources"], *document["targets"]]
+
+
+def _scored(found: Mapping[str, float]) -> Estimate:
+    return scored(found["value"], found["low"], found["high"])
+
+
+def _difference(found: Mapping[str, float] | None) -> Estimate | None:
+    return None if found is None else Estimate(*(f"{found[key]:+.4f}" for key in ("value", "low", "high")))
+
+
+def _above(found: Mapping[str, Any]) -> str:
+    """In how many seeds a difference is above 0."""
+    return f"{sum(value > 0 for value in found['seeds'])} of {len(found['seeds'])}"
+
+
+def _worth(found: Mapping[str, Any]) -> str:
+    """A mean difference in words: how far apart, whether its interval over texts leaves out 0, and the seeds that agree."""
+    supported = "supported" if found["low"] > 0 or found["high"] < 0 else "not supported"
+    return f"{_difference(found)} apart on average over targets, {supported}, above 0 in {_above(found)} seeds"
