@@ -46,13 +46,14 @@ def main() -> None:
     reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     reader.add_argument("--data", type=Path, required=True)
     reader.add_argument("--teacher", required=True)
-    reader.add_argument("--student", default="layers=2,hidden=192,heads=12,ffn=768")
+    reader.add_argument("--student", default="layers=2,hidden=384,heads=12,ffn=768")
     reader.add_argument("--texts", type=int, default=2_000)
     reader.add_argument("--scored", type=int, default=500)
     reader.add_argument("--teacher-learning-rate", type=float, default=3e-4)
     reader.add_argument("--seeds", type=int, default=2)
-    reader.add_argument("--source-steps", type=int, default=300)
-    reader.add_argument("--target-steps", type=int, default=200)
+    reader.add_argument("--source-steps", type=int, default=200)
+    reader.add_argument("--target-steps", type=int, default=100)
+    reader.add_argument("--labels", type=int, nargs="+", default=[10, 100])
     reader.add_argument("--most-minutes", type=float, default=35.0)
     reader.add_argument("--work", type=Path, required=True)
     reader.add_argument("--out", type=Path, required=True)
@@ -65,9 +66,9 @@ def main() -> None:
             write_capped(given.data / folder, capped, task, given.texts, given.scored if flag == "sources" else 700)
             named.setdefault(flag, []).append(f"{name}={task}:{capped}")
     document = stillroom.transfer(
-        teacher=given.teacher, **named, student=given.student, seeds=given.seeds, source_steps=given.source_steps,
-        target_steps=given.target_steps, teacher_epochs=3, teacher_learning_rate=given.teacher_learning_rate, threads=1, max_length=64,
-        most_minutes=given.most_minutes, out=str(given.work / "found"),
+        teacher=given.teacher, **named, student=given.student, seeds=given.seeds, labels=tuple(given.labels), threads=1, max_length=64,
+        source_steps=given.source_steps, target_steps=given.target_steps, teacher_epochs=3,
+        teacher_learning_rate=given.teacher_learning_rate, most_minutes=given.most_minutes, out=str(given.work / "found"),
     )  # fmt: skip
     kept = {key: value for key, value in document.items() if key not in ("report", "checkpoint")}
     given.out.write_text(json.dumps(kept | {"machine": machine}, indent=1) + "\n", encoding="utf-8")

@@ -54,7 +54,7 @@ def search_for(given: Searching) -> dict[str, Any]:
     same_bits(inputs.settings.threads)
     limits = Limits(
         given.budget_ms, given.percentile, timed_tokens(inputs, given.tokens), given.trials, given.trial_steps,
-        given.most_minutes, given.soft_weight,
+        given.most_minutes, given.soft_weight, given.sampler,
     )  # fmt: skip
     with work.locked():
         document = search_students(inputs, partial(make_teacher, inputs, work), work, limits, machine)

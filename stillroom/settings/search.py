@@ -29,6 +29,7 @@ BUDGET_MS = "Milliseconds that one call of the int8 student may take on this mac
 PERCENTILE = "Percentile of the latency that --budget-ms bounds; 99 needs a machine without other work."
 TOKENS = "Tokens of the text of that call."
 USUAL_TOKENS = "the length that 95 of 100 texts of validation stay within"
+Sampler = Literal["tpe", "controller"]
 MOST_TRIALS, TRIAL_STEPS, MOST_MINUTES, SOFT_WEIGHT = 24, 200, 60.0, 0.5
 
 
@@ -47,6 +48,12 @@ class Searching(DataSet):
     percentile: Literal[50, 99] = setting(50, help=PERCENTILE, metavar="N", panel=BUDGET)
     tokens: int = setting(0, help=TOKENS, at_least=0, at_most=512, shown=USUAL_TOKENS, panel=BUDGET)
     trials: int = setting(MOST_TRIALS, help="Students that are trained, at most.", at_least=1, panel=TRIALS)
+    sampler: Sampler = setting(
+        "tpe",
+        help="What suggests the students after the first half: optuna's tree of Parzen estimators, or the LSTM of the papers, which learns "
+        "by REINFORCE.",
+        panel=TRIALS,
+    )
     trial_steps: int = setting(
         TRIAL_STEPS,
         help="Steps of training each on the teacher's soft labels and the labels.",

@@ -21,6 +21,7 @@ from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
 from stillroom.console import say
 from stillroom.inputs.timed_tokens import LEAST_TOKENS
+from stillroom.settings.search import Sampler
 from stillroom.student_search.machine_latency import Call, MachineLatency, machine_latency, time_students
 from stillroom.student_search.random_students import parameters
 from stillroom.student_search.space import Space, encoder_weights, space_of
@@ -41,6 +42,7 @@ class Limits:
     trial_steps: int
     most_minutes: float
     soft_weight: float
+    sampler: Sampler = "tpe"
 
 
 def search_students(
@@ -86,7 +88,7 @@ def search_students(
         say(f"short trainings: {limits.trial_steps} steps each")
         made = trials(
             training, work, space, fitting, most=limits.trials, minutes=limits.most_minutes, seed=inputs.settings.seed,
-            beyond=lambda shape: predicted_ms(shape) / limits.budget_ms - 1,
+            sampler=limits.sampler, predicted_ms=predicted_ms, budget_ms=limits.budget_ms,
             told=lambda trial, count: say(
                 f"  {count}/{min(limits.trials, len(fitting))}  {trial.shape}: {inputs.metric} {trial.validation}, "
                 f"{predicted_ms(trial.shape):.3g} ms"
@@ -222,6 +224,7 @@ def _document(
         "considered": len(space.shapes()),
         "fitting": len(fitting),
         "trial_steps": limits.trial_steps,
+        "sampler": limits.sampler,
         "trials": rows,
         "papers": papers,
         "latency_model": {

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,8 @@ from compress.evaluation.predictions import predictions, row_logits
 from compress.models.shapes import STUDENTS, Shape
 from compress.progress import message
 from serve.bundle.manifest import canonical_json
+from stillroom.settings.search import Sampler
+from stillroom.student_search.controller import Places, controlled, reward
 from stillroom.student_search.space import Space, encoder_weights
 
 COUNTS, TRIAL, START = "counts.npy", "trial.json", "start"
@@ -105,17 +107,22 @@ def trials(
     most: int,
     minutes: float,
     seed: int,
-    beyond: Callable[[Shape], float],
+    sampler: Sampler,
+    predicted_ms: Callable[[Shape], float],
+    budget_ms: float,
     told: Callable[[Trial, int], None],
 ) -> list[Trial]:
     """Trains at most `most` of the students `fitting`; none begins after `minutes` of them.
 
-    Half of them at most are the `first_shapes`; the others are suggested by optuna's tree of Parzen estimators. The same call makes the
-    same trials, so that a stopped search goes on: finished ones are found in `work`. `told` is called with each trial and how many were
-    made. `beyond` gives by how much of the budget any other shape exceeds it.
+    Half of them at most are the `first_shapes`; the others are suggested by the sampler. The same call makes the same trials, so that a
+    stopped search goes on: finished ones are found in `work`, and the sampler learns them again. `told` is called with each trial and
+    how many were made.
     """
     found: dict[Shape, Trial] = {}
-    suggestions = _suggestions(space, fitting, found, seed, first_shapes(space, fitting)[: -(-most // 2)], beyond)
+    suggestions = suggested(
+        sampler, space, fitting, found, seed=seed, first=first_shapes(space, fitting)[: -(-most // 2)], predicted_ms=predicted_ms,
+        budget_ms=budget_ms,
+    )  # fmt: skip
     while len(found) < min(most, len(fitting)):
         spent_s = sum(trial.seconds for trial in found.values())
         if spent_s >= minutes * 60:
@@ -127,15 +134,48 @@ def trials(
     return list(found.values())
 
 
-def _suggestions(
+def suggested(
+    sampler: Sampler,
     space: Space,
     fitting: list[Shape],
-    found: dict[Shape, Trial],
+    found: Mapping[Shape, Trial],
+    *,
+    seed: int,
+    first: list[Shape],
+    predicted_ms: Callable[[Shape], float],
+    budget_ms: float,
+) -> Iterator[Shape]:
+    """Shapes of `fitting` that `found` lacks, the `first` before others. The caller puts each one's trial there before the next."""
+    if sampler == "tpe":
+
+        def beyond(shape: Shape) -> float:
+            """By how much of the budget it exceeds it."""
+            return predicted_ms(shape) / budget_ms - 1
+
+        yield from _by_tpe(space, fitting, found, seed, first, beyond)
+        return
+    places = {shape: tuple(space.parameters_of(shape).values()) for shape in fitting}
+    shapes = {each: shape for shape, each in places.items()}
+
+    def worth(each: Places) -> float | None:
+        trial = found.get(shapes[each])
+        if trial is None:
+            return None
+        return reward(1 - trial.validation.value, predicted_ms(trial.shape), predicted_ms(space.teacher))
+
+    for each in controlled([*shapes], [places[shape] for shape in first], worth, seed):
+        yield shapes[each]
+
+
+def _by_tpe(
+    space: Space,
+    fitting: list[Shape],
+    found: Mapping[Shape, Trial],
     seed: int,
     first: list[Shape],
     beyond: Callable[[Shape], float],
 ) -> Iterator[Shape]:
-    """Shapes of `fitting` that `found` lacks. The caller puts the trial of each into `found` before it asks for the next."""
+    """As optuna's tree of Parzen estimators suggests them."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)

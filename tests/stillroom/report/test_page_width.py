@@ -31,7 +31,8 @@ def found_document() -> dict[str, Any]:
     ]  # fmt: skip
     return {
         "chosen": rows[1]["student"], "budget_ms": 1.3, "percentile": 50, "tokens": 55, "threads": 1, "metric": "entity_f1",
-        "teacher": {"name": "a teacher", "validation": 0.93}, "considered": 228, "fitting": 120, "trial_steps": 200, "trials": rows,
+        "teacher": {"name": "a teacher", "validation": 0.93}, "considered": 228, "fitting": 120, "trial_steps": 200, "sampler": "tpe",
+        "trials": rows,
         "papers": [{"student": "3x384", "predicted_ms": 1.04, "meets": True}],
         "latency_model": {
             "measured_at": "2026-11-27T02:24:00Z", "students": 26, "errors": {"median": 0.006, "worst": 0.013, "students": 6},

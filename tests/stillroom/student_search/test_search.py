@@ -6,12 +6,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from quick_search import quick_searches
 from small_task import examples, write_splits
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
+from compress.evaluation.metrics import Score
 from compress.models.families import family_of
 from compress.models.initialise import student_config
 from compress.models.shapes import Shape, shape_of
@@ -22,7 +24,9 @@ from stillroom.cli.make import show_search
 from stillroom.commands.search import search
 from stillroom.report.search_page import as_good
 from stillroom.student_search import machine_latency, trials
+from stillroom.student_search.controller import Controller
 from stillroom.student_search.random_students import parameters, random_config, random_rows
+from stillroom.student_search.space import Space
 
 Search = Callable[..., dict[str, Any]]
 SETTINGS: dict[str, Any] = {
@@ -151,6 +155,58 @@ def test_a_search_that_was_stopped_goes_on_to_the_same_result(
     assert len(starts) == 4  # of three students, the second of which began again
     scores = {row["student"]: row["validation"] for row in again["trials"]}
     assert scores == {row["student"]: row["validation"] for row in found["trials"]}
+
+
+def test_a_search_by_the_controller_learns_again_what_was_trained_before(
+    shallow_teacher: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[str] = []
+    real = trials.task_stages.on_task
+
+    def counted(*given: Any, **more: Any) -> Any:
+        trained.append(given[5])
+        return real(*given, **more)
+
+    monkeypatch.setattr(trials.task_stages, "on_task", counted)
+    given = {
+        "teacher": str(shallow_teacher),
+        "data": str(data),
+        "out": str(tmp_path / "out"),
+        "budget_ms": 60_000.0,
+        "sampler": "controller",
+    }
+    three = search(**SETTINGS | given)
+    assert three["sampler"] == "controller"
+    del trained[:]
+    four = search(**SETTINGS | given | {"trials": 4})
+    before, after = ({row["student"]: row["validation"] for row in document["trials"]} for document in (three, four))
+    assert before.items() <= after.items()
+    assert trained == [f"trial of {student}" for student in after if student not in before]
+    assert len(trained) == 1
+
+
+def test_the_controller_is_rewarded_by_the_papers_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    space = Space(Shape(2, 128, 2, 256))
+    fitting, found, told = space.shapes(), dict[Shape, trials.Trial](), list[tuple[Any, float]]()
+    monkeypatch.setattr(Controller, "learn", lambda _, shape, value: told.append((shape, value)))
+    suggested = trials.suggested(
+        "controller",
+        space,
+        fitting,
+        found,
+        seed=0,
+        first=[fitting[3]],
+        predicted_ms=lambda shape: float(shape.ffn),
+        budget_ms=1.0,
+    )
+    for score, shape in zip((0.7, 0.8, 0.9), suggested, strict=False):
+        found[shape] = trials.Trial(shape, Score(score, 0.0, 1.0), np.zeros((1, 3)), 1.0)
+    first, second, _ = found
+    assert first == fitting[3]
+    assert dict(told) == {  # the third is learned once a fourth is asked for
+        tuple(space.parameters_of(shape).values()): pytest.approx(score * (shape.ffn / (0.6 * 256)) ** -0.06)
+        for shape, score in ((first, 0.7), (second, 0.8))
+    }
 
 
 def test_only_students_that_are_predicted_to_fit_are_trained(
