@@ -37,10 +37,11 @@ class Controller(nn.Module):
     def __init__(self, allowed: Collection[Places], seed: int) -> None:
         """`allowed` are the shapes that may be drawn, all with as many choices; `seed` decides first weights and draws."""
         super().__init__()
-        self.possible: dict[Places, list[int]] = {}  # by the choices before
-        for before in {shape[:i] for shape in allowed for i in range(len(shape))}:
-            following = {shape[len(before)] for shape in allowed if shape[: len(before)] == before}
-            self.possible[before] = sorted(following)
+        possible: dict[Places, set[int]] = {}
+        for shape in allowed:
+            for i, place in enumerate(shape):
+                possible.setdefault(shape[:i], set()).add(place)
+        self.possible = {before: sorted(places) for before, places in possible.items()}
         choices = max(map(len, allowed))
         widest = 1 + max(max(places) for places in self.possible.values())
         self.generator = torch.Generator().manual_seed(seed)

@@ -17,7 +17,7 @@ from serve.options import make
 from stillroom.commands.transfer.document import document_of
 from stillroom.commands.transfer.tasks import DOCUMENT, PAGE, Tasks, open_tasks
 from stillroom.commands.transfer.training import Cell, Trainings
-from stillroom.console import bar, say
+from stillroom.console import say
 from stillroom.report.pages import page_or, write_page, write_text
 from stillroom.report.transfer_page import page
 from stillroom.settings.transfer import Transferring
@@ -82,31 +82,29 @@ def _train(given: Transferring, tasks: Tasks, work: Workdir) -> tuple[dict[Cell,
     trainings = Trainings(given, tasks, work, teachers)
     total = len(table) + sum(1 for _ in curve_cells(given, tasks, "", given.seeds))
 
-    with bar("trainings") as shown:
+    def train(cell: Cell) -> bool:
+        """Train `cell`, or say that the minutes are over."""
+        if over():
+            say(f"  {given.most_minutes:g} minutes are over after {len(found)} of {total} trainings")
+            return False
+        found[cell] = trainings.counted(cell)
+        value = float(metric_of(found[cell]["validation"].sum(axis=0)))
+        say(f"  {len(found)}/{total}  {cell}: {tasks.targets[cell.target].metric} {value:.4f} on validation")
+        return True
 
-        def train(cell: Cell) -> bool:
-            """Train `cell`, or say that the minutes are over."""
-            if over() or (cell.source and cell.source not in teachers):
-                say(f"  {given.most_minutes:g} minutes are over after {len(found)} of {total} trainings")
-                return False
-            shown(len(found), total, str(cell))
-            found[cell] = trainings.counted(cell)
-            value = float(metric_of(found[cell]["validation"].sum(axis=0)))
-            say(f"  {len(found)}/{total}  {cell}: {tasks.targets[cell.target].metric} {value:.4f} on validation")
-            return True
-
-        whole = all(map(train, table))
-        seeds = given.seeds if whole else len(found) // (len(table) // given.seeds)
-        if not seeds:
-            raise BadInput(
-                f"--most-minutes {given.most_minutes:g} were over before one seed of the table was complete: {len(found)} of "
-                f"{len(table) // given.seeds} trainings are kept in {work.root}. Give more minutes, and the same command goes on."
-            )
-        found = {cell: counted for cell, counted in found.items() if cell.seed < seeds}
-        chosen = best_source(tasks.sources, found)
-        say(f"best on validation: {chosen}")
-        if whole:
-            all(map(train, curve_cells(given, tasks, chosen, seeds)))
+    whole = all(map(train, table))
+    a_seed = len(table) // given.seeds
+    seeds = len(found) // a_seed
+    if not seeds:
+        raise BadInput(
+            f"--most-minutes {given.most_minutes:g} were over before one seed of the table was complete: {len(found)} of {a_seed} "
+            f"trainings are kept in {work.root}. Give more minutes, and the same command goes on."
+        )
+    found = {cell: counted for cell, counted in found.items() if cell.seed < seeds}
+    chosen = best_source(tasks.sources, found)
+    say(f"best on validation: {chosen}")
+    if whole:
+        all(map(train, curve_cells(given, tasks, chosen, seeds)))
     return found, chosen
 
 

@@ -142,6 +142,28 @@ def test_minutes_that_are_over_leave_out_points_and_more_of_them_add_these(
         transfer(teacher=str(tiny_teacher), out=str(out), **named, **SETTINGS, most_minutes=1e-6)
 
 
+def test_whole_seeds_alone_count_where_the_minutes_end_within_the_table(
+    found: dict[str, Any], tiny_teacher: Path, named: dict[str, Any], out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_stages, "on_task", refused)
+    monkeypatch.setattr(training, "run_method", refused)
+    work = out.with_name("found.work")
+    seconds = {
+        path.parent.name: json.loads(path.read_text(encoding="utf-8"))["seconds"] for path in work.glob("*/stage.json")
+    }
+    of_one = [
+        each
+        for name, each in seconds.items()
+        if name.startswith("teacher-")
+        or ("seed" in name and name.endswith("0") and "labels=10" not in name and "labels=60" not in name)
+    ]
+    one = transfer(teacher=str(tiny_teacher), out=str(out), **named, **SETTINGS, most_minutes=(sum(of_one) + 1e-4) / 60)
+    assert one["seeds"] == 1
+    first = {row["source"]: row["cells"]["intents"]["seeds"][:1] for row in found["table"]}
+    assert {row["source"]: row["cells"]["intents"]["seeds"] for row in one["table"]} == first
+    assert [[point["all"] for point in curve["points"]] for curve in one["curves"]] == [[True]]
+
+
 def test_a_transfer_that_was_stopped_goes_on_to_the_same_scores(
     found: dict[str, Any], tiny_teacher: Path, named: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
