@@ -68,13 +68,15 @@ def test_a_reward_above_the_mean_makes_a_shape_likelier_and_one_below_less_likel
 
 
 def test_a_later_choice_depends_on_an_earlier_one() -> None:
-    """An LSTM can learn what independent choices cannot: the best of the last number is another one for each of the first."""
-    controller = Controller([*product(range(2), range(2))], seed=0)
-    for _ in range(150):
-        shape = controller.draw()
+    """The best of the second number is another one for each of the first, which choices that know nothing of each other cannot learn."""
+    every = [*product(range(2), range(2))]
+    controller = Controller(every, seed=0)
+    for i in range(200):
+        shape = every[i % 4]
         controller.learn(shape, float(shape[0] == shape[1]))
-    same = sum(math.exp(float(controller.log_probability((i, i)).detach())) for i in range(2))
-    assert same > 0.8
+    chance = {shape: math.exp(float(controller.log_probability(shape).detach())) for shape in every}
+    for i in range(2):
+        assert chance[i, i] / (chance[i, 0] + chance[i, 1]) > 0.8
 
 
 def taken(seed: int, count: int, first: tuple[Places, ...] = (), allowed: list[Places] = GRID) -> list[Places]:
@@ -91,7 +93,7 @@ def taken(seed: int, count: int, first: tuple[Places, ...] = (), allowed: list[P
 
 def test_a_seed_decides_the_shapes_and_another_decides_others() -> None:
     assert taken(0, 20) == taken(0, 20)
-    assert taken(0, 20) != taken(1, 20)
+    assert len({taken(seed, 1)[0] for seed in range(8)}) > 4
     assert taken(0, 8) == taken(0, 20)[:8], "fewer trials are the first of more"
 
 
@@ -104,11 +106,11 @@ def test_random_numbers_of_others_change_nothing_and_are_not_changed() -> None:
     assert taken(0, 10) == once
 
 
-def test_what_was_given_first_comes_first_and_is_learned() -> None:
-    first = tuple(shape for shape in GRID if shape[0] == 3)[:30]
-    shapes = taken(0, 60, first)
-    assert shapes[:30] == list(first)
-    assert shapes[30:] != taken(0, 30), "what was learned of the first decides the others"
+def test_what_was_given_first_comes_first_and_is_not_given_again() -> None:
+    first = tuple(shape for shape in GRID if shape[0] == 3)[:10]
+    shapes = taken(0, 20, first)
+    assert shapes[:10] == list(first)
+    assert not set(shapes[10:]) & set(first)
 
 
 def test_every_shape_is_given_in_the_end_and_none_twice() -> None:
