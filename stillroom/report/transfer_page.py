@@ -44,27 +44,32 @@ def sentences(document: dict[str, Any]) -> list[str]:
     """What was found: which source, whether the intervals support it, and what it is worth with few labels and with all."""
     chosen = document["chosen"]
     row = next(row for row in document["table"] if row["source"] == chosen)
-    others = [each for each in document["table"] if each["source"] not in (chosen, None)]
     said = [
         f"{chosen} is the source with the best mean over targets on validation, {score(row['mean']['validation']['value'])}; on test "
         f"its mean is {_scored(row['mean']['test'])}."
     ]
-    behind = [each["source"] for each in others if each["minus_chosen"]["high"] < 0]
-    if others:
-        not_behind = [each["source"] for each in others if each["source"] not in behind]
-        said.append(
-            "On test its lead over "
-            + " and over ".join(
-                f"{' and '.join(names)} is {'' if names is behind else 'not '}supported"
-                for names in (behind, not_behind)
-                if names
-            )
-            + "."
-        )
-    said.append(f"Against the same student without a source it is on test {_worth(row['minus_none'])}.")
+    if others := _among_others(document):
+        said.append(f"On test {chosen} is {others}.")
+    said.append(f"Its lead over the same student without a source is on test {_worth(row['minus_none'])}.")
     few = [each for each in document["mean_differences"] if each["labels"] is not None]
-    said += [f"With {each['labels']:,} labels of each target it is {_worth(each)}." for each in few]
+    said += [f"With {each['labels']:,} labels of each target that lead is {_worth(each)}." for each in few]
+    alone = next(row for row in document["table"] if row["source"] is None)
+    if alone["mean"]["validation"]["value"] >= row["mean"]["validation"]["value"]:
+        said.append(
+            "With all labels no source is worth its steps here: on validation the student without one is as good or better."
+        )
     return said
+
+
+def _among_others(document: dict[str, Any]) -> str:
+    """How the chosen source compares with the others on test, by the intervals of the differences; empty if there is no other."""
+    groups: dict[str, list[str]] = {"ahead of": [], "behind": [], "not shown to differ from": []}
+    for row in document["table"]:
+        if row["source"] not in (document["chosen"], None):
+            less = row["minus_chosen"]
+            how = "ahead of" if less["high"] < 0 else "behind" if less["low"] > 0 else "not shown to differ from"
+            groups[how].append(row["source"])
+    return ", and ".join(f"{how} {' and '.join(names)}" for how, names in groups.items() if names)
 
 
 def page(document: dict[str, Any]) -> str:
@@ -131,4 +136,4 @@ def _above(found: Mapping[str, Any]) -> str:
 def _worth(found: Mapping[str, Any]) -> str:
     """A mean difference in words: how far apart, whether its interval over texts leaves out 0, and the seeds that agree."""
     supported = "supported" if found["low"] > 0 or found["high"] < 0 else "not supported"
-    return f"{_difference(found)} apart on average over targets, {supported}, above 0 in {_above(found)} seeds"
+    return f"{_difference(found)} on average over targets ({supported}; above 0 in {_above(found)} seeds)"
