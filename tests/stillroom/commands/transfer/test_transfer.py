@@ -142,6 +142,24 @@ def test_minutes_that_are_over_leave_out_points_and_more_of_them_add_these(
         transfer(teacher=str(tiny_teacher), out=str(out), **named, **SETTINGS, most_minutes=1e-6)
 
 
+def test_another_number_of_labels_trains_only_its_points(
+    found: dict[str, Any], tiny_teacher: Path, named: dict[str, Any], out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[str] = []
+    real = task_stages.on_task
+
+    def counted(*given: Any, **more: Any) -> Any:
+        trained.append(given[5])
+        return real(*given, **more)
+
+    monkeypatch.setattr(task_stages, "on_task", counted)
+    monkeypatch.setattr(training, "run_method", refused)
+    more = transfer(teacher=str(tiny_teacher), out=str(out), **named, **SETTINGS | {"labels": (10, 90, 60)})
+    starts = ("no source", found["chosen"])
+    assert trained == [f"{start} -> intents, 90 labels, seed {seed}" for seed in range(2) for start in starts]
+    assert [point for point in more["curves"][0]["points"] if point["labels"] != 90] == found["curves"][0]["points"]
+
+
 def test_whole_seeds_alone_count_where_the_minutes_end_within_the_table(
     found: dict[str, Any], tiny_teacher: Path, named: dict[str, Any], out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
