@@ -14,6 +14,7 @@ from compress import distributed
 from compress.data.columns import columns_of
 from compress.data.corpus import CorpusText, tokenised
 from compress.data.texts import TextFiles, stream_texts
+from compress.engine.agreement import check_same_inputs
 from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
 from compress.engine.hardware import device_here, on_this_machine, same_bits
 from compress.engine.lineage import read_lineage
@@ -93,14 +94,15 @@ def distill_student(settings: Distillation, notify: Notify = silent) -> Path:
     for line in given.messages:
         message(notify, line)
     settings = given.settings
-    distributed.join(settings.device)
     same_bits(settings.threads)
     common = [folder_fingerprint(given.opened.folder), given.texts_fingerprint, trained_with(settings.device)]
     start = folder_fingerprint(open_model(settings.start).folder) if is_checkpoint(settings.start) else ""
+    check_same_inputs(settings, {"--teacher": common[0], "--corpus": common[1], "--start": start or settings.start})
+    distributed.join(settings.device)
     # Trackers and the cache's path do not change the training; the fingerprints of teacher and texts cover the other two.
     decide = {"trackers": (), "teacher_cache": bool(settings.teacher_cache), "revision": "", "text_column": ""}
     run_fingerprint = fingerprint("distill", *common, start, _chosen(settings) | decide)
-    workdir = Workdir(target.with_name(target.name + ".distill-work"))
+    workdir = Workdir(target.with_name(target.name + ".distill-work"), notify)
     with workdir.locked():
         workdir.publish(_run(workdir, run_fingerprint, given, notify), target)
     return target

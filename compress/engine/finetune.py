@@ -12,6 +12,7 @@ from compress import distributed
 from compress.data.examples import GENERATION, check_task
 from compress.data.teacher_labels import TeacherLabels
 from compress.engine import task_stages
+from compress.engine.agreement import check_same_inputs, contents_of
 from compress.engine.answered import Answered
 from compress.engine.finetune_generator import fine_tune_generator, refuse_generation_settings
 from compress.engine.fingerprints import fingerprint, texts_fingerprint, trained_with
@@ -89,7 +90,6 @@ def fine_tune(settings: FineTuning, notify: Notify = silent) -> Path:
         message(notify, line)
     for warning in inputs.warnings:
         message(notify, f"warning: {warning}")
-    distributed.join(inputs.settings.device)
     same_bits(inputs.settings.threads)
     run_fingerprint = fingerprint(
         "finetune", inputs.teacher_fingerprint, teacher.teacher_fingerprint if teacher else "",
@@ -103,7 +103,11 @@ def fine_tune(settings: FineTuning, notify: Notify = silent) -> Path:
             ("model", "data", "out", "teacher", "teacher_labels", "unlabelled", "trackers", "device", "revision", *WHERE_DATA_IS), ""
         ),
     )  # fmt: skip
-    workdir = Workdir(target.with_name(target.name + ".finetune-work"))
+    workdir = Workdir(target.with_name(target.name + ".finetune-work"), notify)
+    here = dataclasses.replace(settings, precision=inputs.settings.precision, device=inputs.settings.device)
+    of_teacher = {"--teacher": teacher.teacher_fingerprint} if teacher else {}
+    check_same_inputs(here, contents_of(inputs) | of_teacher)
+    distributed.join(inputs.settings.device)
     with workdir.locked():
         soft = answered.soft if answered else None
         if teacher:

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
+from compress import distributed
 from compress.data.batches import TaskText
 from compress.data.corpus import CorpusFile, CorpusText, Piece, masking_of
 from compress.data.encoded import Encoded, pad_id_of
@@ -308,7 +309,8 @@ def _on_living_layers(stage: Stage, teacher: Any, given: MethodInputs) -> tuple[
         BadInput: a layer is dead that the teacher cache was checked for.
     """
     sample = CorpusText(given.pieces[:SAMPLE], pad_id_of(given.tokenizer), SAMPLE, given.seed).at(0)
-    changes = relative_changes(teacher, given.opened.family, sample.inputs)
+    # The main process's count: on another processor they may differ in the last bits.
+    changes = distributed.broadcast(relative_changes(teacher, given.opened.family, sample.inputs))
     living, said = on_living_layers(stage, changes)
     if living != stage and given.teacher_cache:
         raise BadInput(f"{said[0]} --teacher-cache keeps only the layer that the settings name. Leave it out.")

@@ -3,7 +3,8 @@
 A stage works in `NAME.partial`, which is renamed to `NAME` when the stage is finished: a folder without `.partial` is whole.
 
 With several processes (`compress.distributed`) the main process owns the folder. The others run the same stages in temporary
-folders, whose results are discarded, and end after the last stage.
+folders, whose results are discarded, and end after the last stage. Before a stage, each other node gets a copy of the folder of the
+stage before it; no node reads the main process's disk.
 """
 
 import fcntl
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from compress import distributed
+from compress.progress import Notify, message, silent
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
 
@@ -29,6 +31,8 @@ TRAINING = "training"  # checkpoints of a stage under way
 OURS = "made-by-stillroom"  # an empty file that marks a folder of stages
 LOCK = "lock"
 SCRATCH = "scratch"
+PROCESSES = "processes.json"  # how many processes the run began with
+CHECKPOINT = "checkpoint.safetensors"  # of a training, in its folder
 
 
 def free_target(out: Path) -> Path:
@@ -59,12 +63,13 @@ def check_writable(out: Path) -> None:
 class Workdir:
     """The folder of a run's stages, and which of them are finished."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, notify: Notify = silent) -> None:
+        self.root, self.notify = root, notify
         self.seconds: dict[str, float] = {}
         self._whole: set[str] = set()  # finished stages whose files were checked
         # In other processes: whether the next stage is finished; None once the main process continues alone.
         self.next_is_finished: bool | None = None
+        self._before: Path | None = None  # the stage before the next one
 
     def finished(self, name: str, fingerprint: str) -> bool:
         """Whether stage `name` is finished, from the inputs of `fingerprint`.
@@ -93,22 +98,31 @@ class Workdir:
         Raises:
             BadInput: the disk is full, or the finished folder is damaged.
         """
-        from compress.training.checkpoint import full_disk_reported
+        from compress.training.checkpoint import full_disk_reported, progress_in
 
         done, partial = self.root / name, self.root / f"{name}.partial"
         if not distributed.main():
             if not self.next_is_finished:
-                with tempfile.TemporaryDirectory() as scratch:
+                # What a kill leaves there is removed by the next start; the main process's folder is its own.
+                with tempfile.TemporaryDirectory(dir=self.root if distributed.node() else None) as scratch:
                     make(Path(scratch))
+            self._before = done
             self._follow()
             return done
-        if distributed.broadcast(self.finished(name, fingerprint)):
+        finished = distributed.broadcast(self.finished(name, fingerprint))
+        if self._before:
+            distributed.copy_folder(self._before)
+        self._before = done
+        if finished:
             self.seconds[name] = float(_read_state(done)["seconds"])
             return done
         if _read_state(partial).get("fingerprint") != fingerprint:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             _write_state(partial, {"fingerprint": fingerprint, "seconds": 0.0})
+        if (partial / TRAINING / CHECKPOINT).is_file():
+            step = progress_in(partial / TRAINING / CHECKPOINT).step
+            message(self.notify, f"  {name} goes on from step {step}, its last checkpoint")
         before = float(_read_state(partial)["seconds"])
         started = time.monotonic()
         try:
@@ -175,14 +189,15 @@ class Workdir:
         """Continue in the main process only; the others end here, because no training follows."""
         if distributed.count() > 1:
             distributed.broadcast(None)
-            distributed.leave_group()
+            distributed.only_main()
 
     def _follow(self) -> None:
-        """Wait for the main process's next stage; end if it continues alone."""
+        """Wait for the main process's next stage, and for a copy of the one before it; end if it continues alone."""
         self.next_is_finished = distributed.broadcast(None)
         if self.next_is_finished is None:
-            distributed.leave_group()
-            raise SystemExit(0)
+            distributed.only_main()
+        if self._before:
+            distributed.copy_folder(self._before)
 
     def refuse_foreign(self) -> None:
         """Check that the folder is absent, or was made by stillroom.
@@ -203,24 +218,75 @@ class Workdir:
     def locked(self) -> Iterator[None]:
         """Context in which no other run uses this folder. With several processes, only the main one continues after it.
 
+        On other nodes than the main process's, `root` is a folder beside this one, for copies of finished stages; it is removed at the
+        end.
+
         Raises:
-            BadInput: another run uses it.
+            BadInput: another run uses it, or another node has it while the main process's has not.
         """
-        distributed.wait()  # all processes must have checked the folder before the first stage changes it
-        fault = ""
+        folders = distributed.gather(_stages_in(self.root))  # all have looked before the first stage changes it
         with ExitStack() as stack:
-            if distributed.main():
-                try:
-                    stack.enter_context(self._lock())
-                except BadInput as error:
-                    fault = error.message
-            fault = distributed.broadcast(fault)
-            if fault:
-                raise BadInput(fault)
-            if not distributed.main():
-                self._follow()
-            yield
+            stack.callback(distributed.begin_with, 1)
+            try:
+                distributed.by_main(lambda: self._take(stack, folders))
+                distributed.begin_with(distributed.by_main(self._began_with))
+                if distributed.node():
+                    self.root = self.root.with_name(f"{self.root.name}.node-{distributed.node()}")
+                    if distributed.first_here():
+                        stack.enter_context(self._copies())
+                    self.root.mkdir(parents=True, exist_ok=True)
+                distributed.wait()
+                if not distributed.main():
+                    self._follow()
+                yield
+            except BaseException as error:
+                if not isinstance(error, SystemExit):
+                    distributed.failed(str(error) or type(error).__name__)
+                raise
             self.alone()
+
+    def _take(self, stack: ExitStack, folders: list[list[str]]) -> None:
+        """Lock the folder in the main process, unless another node has stages that this one lacks."""
+        if not folders[0] and any(folders):
+            others = [f"process {rank}" for rank, found in enumerate(folders) if found]
+            raise BadInput(
+                f"The node of the main process has no {self.root}, and the node of {others[0]} has it: the run began there. Start with "
+                "that node as node 0 (--node-rank 0), or copy the folder to this one. To begin anew, remove it."
+            )
+        stack.enter_context(self._lock())
+
+    def _began_with(self) -> int:
+        """The number of processes that this run counts as begun with; what follows from it is told."""
+        here, begun = distributed.count(), _stages_in(self.root)
+        before = int(_read_json(self.root / PROCESSES).get("processes") or (1 if begun else here))
+        first = f"This run began with {before} {'process' if before == 1 else 'processes'} and goes on with {here}: "
+        if before > here:
+            message(
+                self.notify,
+                f"{first}each batch stays cut into as many parts, of which a process computes several one after the other.",
+            )
+        if before < here:
+            message(
+                self.notify,
+                f"{first}from here on each batch is cut into more parts. The weights will be those of an unbroken run but for rounding, "
+                "and for dropout, which each part draws on its own.",
+            )
+        if max(before, here) > 1:
+            _write_json(self.root / PROCESSES, {"processes": max(before, here)})
+        return before
+
+    @contextmanager
+    def _copies(self) -> Iterator[None]:
+        """Context in which `root` is this node's folder for copies of finished stages; it is empty at first, and removed at the end."""
+        with self._lock():
+            for path in self.root.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+            try:
+                yield
+            except SystemExit:
+                self._remove()
+                raise
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
@@ -267,14 +333,27 @@ def _damage_in(folder: Path) -> str:
 
 
 def _read_state(folder: Path) -> dict[str, Any]:
+    return _read_json(folder / STATE)
+
+
+def _write_state(folder: Path, state: dict[str, object]) -> None:
+    _write_json(folder / STATE, state)
+
+
+def _read_json(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / STATE).read_text())
+        found = json.loads(file.read_text())
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def _write_state(folder: Path, state: dict[str, object]) -> None:
-    beside = folder / (STATE + ".partial")
-    beside.write_bytes(canonical_json(state))
-    os.replace(beside, folder / STATE)
+def _write_json(file: Path, content: dict[str, object]) -> None:
+    beside = file.with_name(file.name + ".partial")
+    beside.write_bytes(canonical_json(content))
+    os.replace(beside, file)
+
+
+def _stages_in(root: Path) -> list[str]:
+    """The names of the folders of stages in `root`, finished or not."""
+    return sorted(path.name for path in root.iterdir() if (path / STATE).is_file()) if root.is_dir() else []

@@ -17,7 +17,7 @@ from compress.data.teacher_labels import word_logits
 from compress.engine.hardware import device_here
 from compress.engine.resumable_stages import TRAINING
 from compress.engine.task_inputs import TaskInputs
-from compress.evaluation.predictions import row_logits, shared_row_logits, softmax
+from compress.evaluation.predictions import shared_row_logits, softmax
 from compress.models.pretrained import load, open_model
 from compress.progress import advancing, message
 from compress.training.checkpoint import write_safetensors
@@ -41,6 +41,8 @@ def fold_of(examples: Sequence[Example], folds: int, seed: int) -> np.ndarray:
 
 def make_soft_labels(folder: Path, inputs: TaskInputs, teacher: Path, fold_teachers: Sequence[Path] = ()) -> None:
     """Save the teacher's logits on train and the in-domain text, and its mean confidence on train and validation.
+
+    Each process computes its share, and the main one saves all.
 
     Args:
         folder: gets both.
@@ -68,15 +70,19 @@ def make_soft_labels(folder: Path, inputs: TaskInputs, teacher: Path, fold_teach
             for start in range(0, len(chosen), SHARD_TEXTS):
                 file = folder / TRAINING / f"{name}{start}.safetensors"
                 mine = chosen[start : start + SHARD_TEXTS]
-                for i, rows in zip(mine, _shard(file, texts.take(mine), model, advance), strict=True):
+                found = _shard(file, texts.take(mine), model, advance)
+                for i, rows in zip(mine, found or (), strict=found is not None):
                     whole[i] = rows
 
         for fold, labeller in enumerate(fold_teachers):
             label(f"fold-{fold}-", _open(labeller, inputs), np.flatnonzero(folds_of == fold).tolist())
         model = _open(teacher, inputs)
         label("", model, range(len(inputs.train) if fold_teachers else 0, len(texts)))
-        on_train = row_logits(model, inputs.train) if fold_teachers else whole[: len(inputs.train)]
-        known = {"train": on_train, "validation": row_logits(model, inputs.validation)}
+        on_train = shared_row_logits(model, inputs.train) if fold_teachers else whole[: len(inputs.train)]
+        on_validation = shared_row_logits(model, inputs.validation)
+    if on_train is None or on_validation is None:
+        return
+    known = {"train": on_train, "validation": on_validation}
     if fold_teachers:
         known["train_out_of_fold"] = whole[: len(inputs.train)]
     sure = _sure(inputs.settings.task, known, multi_label=inputs.splits.multi_label)
@@ -180,13 +186,15 @@ def _open(teacher: Path, inputs: TaskInputs) -> Any:
     return load(open_model(str(teacher)), check_task(inputs.settings.task)).to(device_here(inputs.settings.device))
 
 
-def _shard(file: Path, texts: Encoded, model: Any, advance: Callable[[int], None]) -> list[np.ndarray]:
-    """The logits (rows, labels) of each of `texts`, from `file` if they were saved before. Each process computes its share."""
-    if not distributed.broadcast(file.is_file()):
-        logits = shared_row_logits(model, texts, advance)
+def _shard(file: Path, texts: Encoded, model: Any, advance: Callable[[int], None]) -> list[np.ndarray] | None:
+    """The logits (rows, labels) of each of `texts` in the main process, from `file` if they were saved before; None in the others."""
+    if distributed.broadcast(file.is_file()):
+        advance(len(texts))
+        if not distributed.main():
+            return None
+        return np.split(load_file(file)["logits"].numpy(), np.cumsum([len(rows) for rows in texts.rows])[:-1])
+    logits = shared_row_logits(model, texts, advance)
+    if logits is not None:
         file.parent.mkdir(exist_ok=True)
         write_safetensors(file, {"logits": torch.from_numpy(np.concatenate(logits))})
-        return logits
-    advance(len(texts))
-    saved = distributed.broadcast(load_file(file)["logits"].numpy() if distributed.main() else None)
-    return np.split(saved, np.cumsum([len(rows) for rows in texts.rows])[:-1])
+    return logits

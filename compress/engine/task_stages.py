@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from compress import distributed
 from compress.data.examples import check_task
 from compress.data.sampler import language_counts
 from compress.engine.hardware import device_here
@@ -20,7 +21,7 @@ from compress.engine.soft_labels import fold_of, read_confidence, read_soft_labe
 from compress.engine.task_inputs import TaskInputs
 from compress.evaluation.metrics import chance, gold_of, score
 from compress.evaluation.numbers import check_unit
-from compress.evaluation.predictions import constant_predictions, predictions, row_logits
+from compress.evaluation.predictions import constant_predictions, predictions, shared_row_logits
 from compress.models import number_head
 from compress.models.initialise import open_start, starting_layers, student_of
 from compress.models.pretrained import Opened, load, open_model
@@ -172,9 +173,15 @@ def check_teacher(model: Any, inputs: TaskInputs, best_step: int) -> float:
     Raises:
         BadInput: the lower end of its score's interval does not exceed chance.
     """
+    logits = shared_row_logits(model, inputs.validation)
+    return distributed.by_main(lambda: _checked_score(inputs, logits or [], best_step))
+
+
+def _checked_score(inputs: TaskInputs, logits: Sequence[np.ndarray], best_step: int) -> float:
+    """See `check_teacher`."""
     task = check_task(inputs.settings.task)
     gold = [gold_of(example, task) for example in inputs.splits.validation]
-    answers = predictions(inputs.validation, row_logits(model, inputs.validation))
+    answers = predictions(inputs.validation, logits)
     reached, blind = score(gold, answers), chance(gold, answers, constant_predictions(inputs.validation))
     message(
         inputs.notify,

@@ -45,10 +45,12 @@ def row_logits(
     return out
 
 
-def shared_row_logits(model: Any, encoded: Encoded, advance: Any = None) -> list[np.ndarray]:
-    """`row_logits` in every process, of which each computes its share."""
-    (share,) = distributed.shares(1)
-    parts = distributed.gather(row_logits(model, encoded, advance=advance, share=share))
+def shared_row_logits(model: Any, encoded: Encoded, advance: Any = None) -> list[np.ndarray] | None:
+    """`row_logits` in the main process, None in the others; each process computes its share."""
+    share = Share(distributed.rank(), distributed.count())
+    parts = distributed.collect(row_logits(model, encoded, advance=advance, share=share))
+    if parts is None:
+        return None
     return [next(rows for rows in of_text if rows.ndim == 2) for of_text in zip(*parts, strict=True)]
 
 

@@ -22,7 +22,7 @@ Answers = list[tuple[int, dict[str, Any]]]
 def ask_model(teacher: AnsweringModel, texts: Sequence[Example], missing: Sequence[int]) -> Iterator[Answers]:
     """The answers to the `missing` of `texts`, a shard at a time: the probability of each label or of each word's tags, or a number.
 
-    Several processes compute a share each, and all of them get all answers.
+    Several processes compute a share each, and the main one gets all answers; the others get empty shards.
     """
     for start in range(0, len(missing), SHARD_TEXTS):
         shard = missing[start : start + SHARD_TEXTS]
@@ -34,7 +34,8 @@ def ask_model(teacher: AnsweringModel, texts: Sequence[Example], missing: Sequen
             multi_label=teacher.multi_label,
         )
         logits = shared_row_logits(teacher.model, encoded)
-        yield [(index, _fields(encoded, i, logits[i].astype(np.float64))) for i, index in enumerate(shard)]
+        rows = zip(shard, logits or (), strict=logits is not None)
+        yield [(index, _fields(encoded, i, of_text.astype(np.float64))) for i, (index, of_text) in enumerate(rows)]
 
 
 def _fields(encoded: Encoded, index: int, logits: np.ndarray) -> dict[str, Any]:

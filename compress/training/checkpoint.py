@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from compress import distributed
 from serve.errors import BadInput, no_room
 
 
@@ -73,9 +74,40 @@ def load_checkpoint(
             optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in state.items()}
     if scaler is not None and "scaler" in metadata:
         scaler.load_state_dict(json.loads(metadata["scaler"]))
+    return _progress(stored)
+
+
+def progress_in(path: Path) -> Progress:
+    """The progress of the checkpoint in `path`."""
+    with safe_open(path, framework="pt") as file:
+        return _progress(json.loads(file.metadata()["progress"]))
+
+
+def _progress(stored: dict[str, Any]) -> Progress:
     stored["loss"] = [tuple(pair) for pair in stored["loss"]]
     stored["validation"] = [tuple(pair) for pair in stored["validation"]]
     return Progress(**stored)
+
+
+def share_checkpoint(
+    progress: Progress, model: Any, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
+) -> Progress:
+    """Give every process the main one's weights, moments and scale, in place; its progress is returned."""
+    distributed.broadcast_tensors(list(own_tensors(model).values()))
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state = [
+        (number, key, tuple(value.shape), value.dtype)
+        for number, parameter in enumerate(parameters)
+        for key, value in optimizer.state.get(parameter, {}).items()
+    ]
+    progress, state, scale = distributed.broadcast((progress, state, scaler.state_dict()))
+    if not distributed.main():
+        scaler.load_state_dict(scale)
+        for number, key, shape, dtype in state:
+            parameter = parameters[number]
+            optimizer.state[parameter][key] = torch.empty(shape, dtype=dtype, device=parameter.device)
+    distributed.broadcast_tensors([optimizer.state[parameters[number]][key] for number, key, _, _ in state])
+    return progress
 
 
 def own_tensors(model: Any) -> dict[str, Tensor]:

@@ -34,6 +34,7 @@ from compress.training.checkpoint import (
     own_tensors,
     put_tensors,
     save_checkpoint,
+    share_checkpoint,
     write_safetensors,
 )
 from compress.training.prefetch import Prefetcher
@@ -91,7 +92,7 @@ def train(
         loss_at: gives the weighted loss terms of a step (its number, from 0) on a share of its batch; the terms of all
             shares add up to those of the batch.
         schedule: steps and learning rate.
-        folder: holds the checkpoint and the best weights; made if absent. Several processes use the main process's.
+        folder: holds the checkpoint and the best weights; made if absent. Of several processes only the main one reads and writes there.
         seed: fixes dropout, together with the numbers of step and share.
         validation: when to validate; the best weights are then kept, and training may stop early.
         precision: of matrix products: `fp32`, `bf16`, or on GPUs `fp16`. Weights stay in float32.
@@ -108,17 +109,18 @@ def train(
     """
     place = device_of_process(device)
     check_precision(precision, place)
-    folder = distributed.broadcast(folder)
     model.to(place)
     optimizer = _optimizer(model, schedule)
     scaler = torch.amp.GradScaler(place.type, enabled=precision == "fp16")
     progress = Progress()
-    if (folder / CHECKPOINT).is_file():
+    if distributed.main() and (folder / CHECKPOINT).is_file():
         progress = load_checkpoint(folder / CHECKPOINT, model, optimizer, scaler)
-    distributed.broadcast_tensors(list(own_tensors(model).values()))
+    progress = share_checkpoint(progress, model, optimizer, scaler)
     settings = {"steps": schedule.steps, "learning_rate": schedule.learning_rate, "seed": seed, "precision": precision}
     # No `Accelerator.prepare`: gradients are summed here, and unwrapped models keep their names in checkpoints.
-    with closing(Metrics(folder, progress.step, Trackers(trackers, folder, settings), batches)) as metrics:
+    with closing(
+        Metrics(folder, progress.step, Trackers(trackers if distributed.main() else (), folder, settings), batches)
+    ) as metrics:
 
         def look(step: int, terms: dict[str, Tensor]) -> tuple[int, float, float | None]:
             value, speed = _finite(terms, step), metrics.speed()
@@ -155,8 +157,9 @@ def train(
                 for number, value, speed in seen:
                     report(number, schedule.steps, value, speed)
     if validation:
-        put_tensors(model, load_file(folder / BEST))
-    distributed.wait()  # all must have read the weights before the caller moves the folder
+        if distributed.main():
+            put_tensors(model, load_file(folder / BEST))
+        distributed.broadcast_tensors(list(own_tensors(model).values()))
     model.eval()
     return progress
 

@@ -13,15 +13,16 @@ import shutil
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from compress import distributed
 from compress.data.batches import Batch, batches_by_length, inputs_for, padded
 from compress.data.corpus import CorpusFile, CorpusText
 from compress.data.sampler import Sampler
@@ -149,7 +150,8 @@ def teacher_cache(
 ) -> TeacherCache:
     """The cache in `folder`, written first if absent. After a kill, writing resumes; it loses `ROUND` tokens at most.
 
-    Several processes may ask for the same folder: one of them writes.
+    Processes that train together compute a share of the numbers each, and the main one writes; every other node then gets a copy at
+    `folder`, unless it has one. Of trainings that ask for the same folder one writes.
 
     Args:
         folder: made if absent.
@@ -168,27 +170,58 @@ def teacher_cache(
     """
     identity = identity_of(identity, parts, precision)
     place = device_of_process(device)  # all processes join here, before one of them takes the lock
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_name(folder.name + ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        check_cache(folder, identity)
-        if not (folder / ABOUT).is_file():
-            partial = _partial(folder)
-            done = _begun(partial, identity)
+    with ExitStack() as stack:
+        done = distributed.by_main(lambda: _missing(stack, folder, identity))
+        if done is not None:
             model = load().eval().to(place)
             width = int(model.config.hidden_size)
             layout = Layout(tuple(parts), width, width // int(model.config.num_attention_heads))
-            _check_room(partial, pieces, layout, done)
+            partial = _partial(folder)
+            distributed.by_main(lambda: _check_room(partial, pieces, layout, done))
             with full_disk_reported(partial):
                 _write(partial, done, model, family, pieces, layout, pad_id, precision, report)
-                partial.replace(folder)  # `folder` may exist if it is empty
-        fcntl.flock(lock, fcntl.LOCK_SH)  # several processes may read at once
+                if distributed.main():
+                    partial.replace(folder)  # `folder` may exist if it is empty
+    _give_to_nodes(folder, identity)
+    with (
+        _locked(folder, fcntl.LOCK_SH) if distributed.first_here() else nullcontext()
+    ):  # several processes may read at once
         about = _about(folder)
-        if about["sha256"] != sha256_file(folder / NUMBERS):
+        if distributed.first_here() and about["sha256"] != sha256_file(folder / NUMBERS):
             raise BadInput(
                 f"The cache {folder} was changed after it was written: its SHA-256 differs. Remove it; it is then made again."
             )
         return TeacherCache(folder, about, pieces.lengths)
+
+
+@contextmanager
+def _locked(folder: Path, how: int) -> Iterator[None]:
+    """Context that waits until no other training writes `folder`; `how` is a lock of `fcntl`."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(folder.name + ".lock").open("w") as lock:
+        fcntl.flock(lock, how)
+        yield
+
+
+def _missing(stack: ExitStack, folder: Path, identity: Mapping[str, str]) -> dict[str, Any] | None:
+    """None if `folder` holds the cache, otherwise the progress of writing it; `stack` holds its lock then."""
+    stack.enter_context(_locked(folder, fcntl.LOCK_EX))
+    check_cache(folder, identity)
+    return None if (folder / ABOUT).is_file() else _begun(_partial(folder), identity)
+
+
+def _give_to_nodes(folder: Path, identity: Mapping[str, str]) -> None:
+    """Copy the main process's cache to every node that lacks it.
+
+    Raises:
+        BadInput: a node has something else in `folder`.
+    """
+    whole = distributed.broadcast(_about(folder))
+    if not any(distributed.gather(_about(folder) != whole)):
+        return
+    if distributed.node():
+        check_cache(folder, identity)
+    distributed.copy_folder(folder)
 
 
 def identity_of(others: Mapping[str, str], parts: Sequence[Part], precision: str) -> dict[str, str]:
@@ -280,12 +313,19 @@ def _write(
     """Write the numbers that `partial` lacks; `done` is its progress."""
     whole = int(pieces.lengths.sum(dtype=np.int64))
     done["bytes_per_token"] = layout.bytes_per_token
-    with (partial / NUMBERS).open("ab") as file, _as_in_training(teacher, precision):
-        file.truncate(done["tokens"] * layout.bytes_per_token)
+    with _numbers_file(partial, done) as file, _as_in_training(teacher, precision):
         for some in _rounds(pieces.lengths, done["pieces"]):
             began = time.monotonic()
-            for raw in _answers(teacher, family, pieces, some, layout, pad_id, done):
-                file.write(raw.tobytes())
+            parts = distributed.collect(_answers(teacher, family, pieces, some, layout, pad_id))
+            if parts is None:
+                continue
+            found = {i: each for part in parts for i, each in part.items()}
+            for batch in batches_by_length(pieces.lengths[some.start : some.stop], POSITIONS):
+                for i in batch:
+                    done["lost"] += found[i].lost
+                    done["squares"] += found[i].squares
+            for i in range(len(some)):
+                file.write(found[i].raw.tobytes())
             file.flush()
             os.fsync(file.fileno())
             done["pieces"] = some.stop
@@ -294,6 +334,8 @@ def _write(
             _write_about(partial, done)
             if report:
                 report(done["tokens"], whole)
+    if not distributed.main():
+        return
     about = done | {
         "parts": [list(part) for part in layout.parts],
         "width": layout.width,
@@ -303,6 +345,14 @@ def _write(
         "sha256": sha256_file(partial / NUMBERS),
     }
     _write_about(partial, about)
+
+
+def _numbers_file(partial: Path, done: Mapping[str, Any]) -> BinaryIO:
+    """The file of numbers, open at the end of what is whole; in other processes than the main one, nothing."""
+    file = open(partial / NUMBERS if distributed.main() else os.devnull, "ab")  # noqa: SIM115 - the caller closes it
+    if distributed.main():
+        file.truncate(done["tokens"] * done["bytes_per_token"])
+    return file
 
 
 def _write_about(folder: Path, about: Mapping[str, Any]) -> None:
@@ -332,23 +382,27 @@ def _rounds(lengths: np.ndarray, first: int) -> Iterator[range]:
             first, tokens = i + 1, 0
 
 
+class _Answer(NamedTuple):
+    """The packed bytes of one piece, and the sums of squares of their rounding error and of the numbers."""
+
+    raw: np.ndarray
+    lost: float
+    squares: float
+
+
 def _answers(
-    teacher: Any,
-    family: Family,
-    pieces: CorpusFile,
-    chosen: range,
-    layout: Layout,
-    pad_id: int,
-    done: dict[str, Any],
-) -> Iterator[np.ndarray]:
-    """The packed bytes of each piece in `chosen`, in order; the rounding error is summed in `done`.
+    teacher: Any, family: Family, pieces: CorpusFile, chosen: range, layout: Layout, pad_id: int
+) -> dict[int, _Answer]:
+    """The answers on this process's share of the pieces in `chosen`, by their place in it. What is in one batch is the same for all.
 
     Raises:
         BadInput: the teacher's numbers are not finite.
     """
-    found: dict[int, np.ndarray] = {}
+    found: dict[int, _Answer] = {}
     device = next(teacher.parameters()).device
-    for batch in batches_by_length(pieces.lengths[chosen.start : chosen.stop], POSITIONS):
+    for number, batch in enumerate(batches_by_length(pieces.lengths[chosen.start : chosen.stop], POSITIONS)):
+        if number % distributed.count() != distributed.rank():
+            continue
         given = [pieces[chosen[i]].ids for i in batch]
         ids, mask = padded(given, pad_id), padded([np.ones_like(ids) for ids in given], 0)
         inputs = {"input_ids": torch.from_numpy(ids).to(device), "attention_mask": torch.from_numpy(mask).to(device)}
@@ -360,7 +414,7 @@ def _answers(
                 raise BadInput(
                     "The teacher's activations are not finite; the range of fp16 may be too small. Give --precision bf16 or fp32."
                 )
-            found[i] = layout.packed(x)
-            done["lost"] += float(np.square(layout.unpacked(found[i]) - x, dtype=np.float64).sum())
-            done["squares"] += float(np.square(x, dtype=np.float64).sum())
-    yield from (found[i] for i in range(len(chosen)))
+            raw = layout.packed(x)
+            lost = float(np.square(layout.unpacked(raw) - x, dtype=np.float64).sum())
+            found[i] = _Answer(raw, lost, float(np.square(x, dtype=np.float64).sum()))
+    return found

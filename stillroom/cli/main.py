@@ -116,9 +116,11 @@ def guarded(call: Callable[[], Any]) -> int:
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except (click.Abort, KeyboardInterrupt):
+        distributed.failed("it was stopped")
         say(STOPPED)
         return 130
     except click.ClickException as usage:
+        distributed.failed(usage.format_message())
         usage.show()
         return usage.exit_code
     except Exception as error:
@@ -152,6 +154,7 @@ def _explain(error: Exception) -> int:
             ),
             2,
         )
+    distributed.failed(message)
     _after_the_main_one()
     _complain(message)
     return code
@@ -169,7 +172,13 @@ def _after_the_main_one() -> None:
     console.quiet = False  # errors are printed with --quiet, too
 
 
+def _lost(message: str) -> None:
+    console.quiet = False
+    _complain(message)
+
+
 def _our_fault(error: Exception) -> int:
+    distributed.failed(f"a fault of this program ({type(error).__name__}: {error})")
     console.quiet = False  # in every process: such an error may occur in one alone
     with tempfile.NamedTemporaryFile("w", prefix="stillroom-", suffix=".log", delete=False, encoding="utf-8") as log:
         traceback.print_exception(error, file=log)
@@ -180,10 +189,10 @@ def _our_fault(error: Exception) -> int:
 
 
 def _launched(verb: str | None) -> None:
-    """Lets only the main process print, where several were started to train.
+    """Lets only the main process print, where several were started to train, and waits for the others.
 
     Raises:
-        BadInput: several processes were started for a verb that trains in one.
+        BadInput: several processes were started for a verb that trains in one, or cannot reach each other.
     """
     distributed.check_launch()
     if not distributed.main():
@@ -195,3 +204,4 @@ def _launched(verb: str | None) -> None:
             "train in several. "
             "Run this one without torchrun or accelerate launch."
         )
+    distributed.meet(_lost)

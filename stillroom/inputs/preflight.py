@@ -91,7 +91,7 @@ def prepare(recipe: Recipe, *, auto: bool = False) -> RunInputs:
     """
     out = Path(os.path.abspath(recipe.out))
     work = work_of(out)
-    workdir = Workdir(work)
+    workdir = Workdir(work, show)
     checks: tuple[Callable[[], object], ...] = (
         lambda: check_out(out),
         workdir.refuse_foreign,

@@ -13,9 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from compress import distributed
 from compress.data.batches import TaskText
-from compress.distributed import join
 from compress.engine import task_stages
+from compress.engine.agreement import check_same_inputs, contents_of
 from compress.engine.hardware import same_bits
 from compress.engine.lineage import read_lineage
 from compress.engine.method_runner import MethodInputs, asks_words, fit_head, run_method
@@ -112,10 +113,12 @@ def _run(inputs: RunInputs, started: float, machine: MachineFacts) -> dict[str, 
     same_bits(inputs.recipe.threads)
     stage_fingerprints = fingerprints(inputs)
     out = Path(os.path.abspath(inputs.recipe.out))
-    if (out / MANIFEST).is_file():
+    check_same_inputs(inputs.recipe, contents_of(inputs))
+    distributed.join(inputs.recipe.device)
+    if distributed.broadcast((out / MANIFEST).is_file()):
+        distributed.only_main()
         return _already_there(out, stage_fingerprints["bundle"])
     _say_understood(inputs)
-    join(inputs.recipe.device)
     with inputs.workdir.locked():
         plan = _planned(inputs, stage_fingerprints)
         if inputs.answering:
