@@ -22,7 +22,8 @@ from serve.errors import BadInput
 log = logging.getLogger("compress")
 
 CONNECT_S = 60.0  # longest wait for an answer of the store at MASTER_ADDR
-MEET_S = 120.0  # longest wait for the other processes to start
+# Longest wait for the other processes to start: torchrun's launchers have met before they start any; others may start nodes minutes apart.
+MEET_S, MEET_WITHOUT_TORCHRUN_S = 25.0, 180.0
 BEAT_S = 1.0  # between two signs of life of a process
 SILENT_S = 20.0  # without a sign of life, after which a process counts as lost
 SUSPECT_S = 5.0  # the same once a connection to a process broke
@@ -184,7 +185,8 @@ def meet(rank: int, count: int, node: int, on_lost: Callable[[str], None]) -> Pe
 
     store, beats = _store(rank), _store(rank)
     own = Place(rank, node, socket.gethostname(), uuid.uuid4().hex)
-    until = time.monotonic() + MEET_S
+    longest_s = MEET_S if _has_torchrun() else MEET_WITHOUT_TORCHRUN_S
+    until = time.monotonic() + longest_s
     if rank == 0:
         # torchrun's store outlives a restart of its processes. What an earlier start left there is under another prefix.
         prefix = f"stillroom/{own.token}"
@@ -195,20 +197,20 @@ def meet(rank: int, count: int, node: int, on_lost: Callable[[str], None]) -> Pe
         while missing := [int(key.rpartition("/")[2]) for key in hello if not store.check([key])]:
             if time.monotonic() > until:
                 raise BadInput(
-                    f"{len(missing)} of {count} processes did not start within {MEET_S:g} s, of rank {', '.join(map(str, missing))}. Start "
-                    "the same command on every node, with the same --nnodes and --nproc-per-node."
+                    f"{len(missing)} of {count} processes did not start within {longest_s:g} s, of rank "
+                    f"{', '.join(map(str, missing))}. Start the same command on every node, with the same --nnodes and --nproc-per-node."
                 )
             time.sleep(0.1)
         places = [own, *(Place(**json.loads(store.get(key))) for key in hello)]
         store.set(f"{prefix}/{WELCOME}", json.dumps([asdict(place) for place in places]))
     else:
-        prefix, places = _welcomed(store, own, until)
+        prefix, places = _welcomed(store, own, longest_s)
     return Peers(PrefixStore(prefix, store), PrefixStore(prefix, beats), own, places, on_lost)
 
 
-def _welcomed(store: Any, own: Place, until: float) -> tuple[str, list[Place]]:
+def _welcomed(store: Any, own: Place, longest_s: float) -> tuple[str, list[Place]]:
     """The prefix of this start's keys in the store, and the processes of it."""
-    said = ""
+    said, until = "", time.monotonic() + longest_s
     while time.monotonic() < until:
         prefix = store.get(ROUND).decode() if store.check([ROUND]) else ""
         if prefix != said:
@@ -221,7 +223,7 @@ def _welcomed(store: Any, own: Place, until: float) -> tuple[str, list[Place]]:
                 return prefix, places
         time.sleep(0.1)
     raise BadInput(
-        f"The main process did not start within {MEET_S:g} s. Start the same command on every node, and see what node 0 says."
+        f"The main process did not start within {longest_s:g} s. Start the same command on every node, and see what node 0 says."
     )
 
 
@@ -234,7 +236,7 @@ def _store(rank: int) -> Any:
             f"MASTER_ADDR is {host!r} and MASTER_PORT {port!r}, where processes that train together meet. Start them by torchrun, which "
             "sets both."
         )
-    ours = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    ours = rank == 0 and not _has_torchrun()
     try:
         return TCPStore(
             host, int(port), None, ours, timeout=timedelta(seconds=CONNECT_S), wait_for_workers=False, multi_tenant=True
@@ -244,6 +246,11 @@ def _store(rank: int) -> Any:
             f"Nothing answers at {host}:{port} (MASTER_ADDR, MASTER_PORT) within {CONNECT_S:g} s: {_first_line(error)} Start the command "
             "on node 0 too, and check the address and the firewall."
         ) from None
+
+
+def _has_torchrun() -> bool:
+    """Whether torchrun started this process, whose launcher then has the store."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _first_line(error: Exception) -> str:

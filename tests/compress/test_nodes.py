@@ -1,0 +1,175 @@
+"""Two nodes: each is a process with a folder of its own, joined by Gloo."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from nodes_together import task_inputs, thirty_pieces
+from repository import ROOT
+
+from compress import distributed, peers
+from compress.distributed import Share, shares
+from compress.engine import task_stages
+from compress.engine.resumable_stages import Workdir
+from compress.engine.soft_labels import make_soft_labels
+from compress.progress import Event
+from serve.errors import BadInput
+
+
+def together(folder: Path, job: str, *, of: int = 2, stays: int | None = None) -> list[tuple[int, str]]:
+    """The exit code of `job` on each of two nodes, and what it wrote on stderr. The process `stays`, which stands still, is killed."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)]),
+        "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+    }
+    started = []
+    for rank in range(of):
+        own = folder / str(rank)
+        (own / "tmp").mkdir(parents=True)
+        command = [sys.executable, str(Path(__file__).with_name("nodes_together.py")), job, str(own)]
+        environment = common | {"RANK": str(rank), "TMPDIR": str(own / "tmp")}
+        started.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+    found = []
+    try:
+        for rank, process in enumerate(started):
+            if rank == stays:
+                process.kill()
+            _, said = process.communicate(timeout=120)
+            found.append((process.returncode, "\n".join(line for line in said.splitlines() if ": " in line)))
+    finally:
+        for process in started:
+            process.kill()
+    return found
+
+
+def test_another_node_gets_what_the_main_process_made_and_leaves_nothing(tmp_path: Path) -> None:
+    assert [code for code, _ in together(tmp_path, "stages")] == [0, 0]
+    assert sorted(path.name for path in (tmp_path / "0").iterdir()) == ["out", "read.txt", "tmp"]
+    assert sorted(path.name for path in (tmp_path / "1").iterdir()) == ["read.txt", "tmp"]
+    for rank, work in ((0, "work"), (1, "work.node-1")):
+        read = (tmp_path / str(rank) / "read.txt").read_text()
+        assert read == repr(("of the main process", 51_200_000, str(tmp_path / str(rank) / work / "first")))
+
+
+def test_two_processes_make_the_bytes_of_a_teachers_answers_that_one_makes(
+    tiny_teacher: Path, task_data: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_teacher, tmp_path / "teacher")
+    shutil.copytree(task_data, tmp_path / "data")
+    (tmp_path / "tuned").mkdir()
+    task_stages.make_fold_teacher(tmp_path / "tuned", task_inputs(tmp_path / "tuned"), 2, fold=9)
+    alone = tmp_path / "alone"
+    (alone / "soft").mkdir(parents=True)
+    make_soft_labels(alone / "soft", task_inputs(alone), tmp_path / "tuned")
+    about = thirty_pieces(alone).about
+    assert [code for code, _ in together(tmp_path, "teacher-answers")] == [0, 0]
+    for name in ("logits.npy", "confidence.json"):
+        assert (tmp_path / "0" / "soft" / name).read_bytes() == (alone / "soft" / name).read_bytes()
+    assert not list((tmp_path / "1" / "soft").iterdir())
+    for rank in range(2):  # each node keeps a copy of the cache
+        assert (tmp_path / str(rank) / "cache" / "numbers.bin").read_bytes() == (
+            alone / "cache" / "numbers.bin"
+        ).read_bytes()
+        theirs = json.loads((tmp_path / str(rank) / "about.json").read_text())
+        assert theirs | {"seconds": 0} == about | {"seconds": 0}
+
+
+def test_nodes_that_disagree_are_told_which_one_and_in_what(tmp_path: Path) -> None:
+    for code, said in together(tmp_path, "differ"):
+        assert code == 2
+        assert "bad input: Node 1 (" in said
+        assert "the contents of --data; --batch is 32 there and 16 in the main process. All nodes need" in said
+        assert "--teacher" not in said
+
+
+@pytest.mark.parametrize(("job", "dies"), [("killed", 1), ("killed-main", 0)])
+def test_a_process_that_is_killed_ends_the_other_with_one_message(tmp_path: Path, job: str, dies: int) -> None:
+    found = together(tmp_path, job)
+    assert found[dies][0] == -signal.SIGKILL
+    code, said = found[1 - dies]
+    assert code == peers.LOST
+    lost = [line for line in said.splitlines() if line.startswith("lost: ")]
+    assert len(lost) == 1
+    assert f"Node {dies} (" in lost[0]
+    assert "it goes on from the last checkpoint" in lost[0]
+    assert "Traceback" not in said
+
+
+def test_a_node_that_no_longer_answers_ends_the_main_process(tmp_path: Path) -> None:
+    code, said = together(tmp_path, "stopped", stays=1)[0]
+    assert code == peers.LOST
+    assert "process 1, has not answered for" in said
+
+
+def test_a_node_that_cannot_go_on_ends_the_others_with_its_reason(tmp_path: Path) -> None:
+    (main, said), (other, own) = together(tmp_path, "failed")
+    assert (main, other) == (peers.LOST, 2)
+    assert "process 1, ended: the disk of this node is full. This training stopped on all nodes." in said
+    assert own == "bad input: the disk of this node is full."
+
+
+def test_an_address_where_nothing_answers_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:  # bound, so that nobody else is there, and not listening
+        free.bind(("127.0.0.1", 0))
+        for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", str(free.getsockname()[1]))):
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(peers, "CONNECT_S", 1.0)
+        with pytest.raises(BadInput, match=r"Nothing answers at 127.0.0.1:\d+ \(MASTER_ADDR, MASTER_PORT\) within 1 s"):
+            peers.meet(1, 2, 1, print)
+    monkeypatch.delenv("MASTER_ADDR")
+    with pytest.raises(BadInput, match=r"MASTER_ADDR is ''.*Start them by torchrun"):
+        peers.meet(1, 2, 1, print)
+
+
+def test_a_process_that_does_not_start_is_waited_for_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    monkeypatch.setattr(peers, "MEET_WITHOUT_TORCHRUN_S", 0.5)
+    with pytest.raises(BadInput, match=r"2 of 3 processes did not start within 0.5 s, of rank 1, 2"):
+        peers.meet(0, 3, 0, print)
+
+
+def test_a_training_of_two_processes_goes_on_in_one_with_the_same_parts(tmp_path: Path) -> None:
+    said: list[Event] = []
+    work = Workdir(tmp_path / "work", said.append)
+    work.stage("first", "mark", lambda folder: None)
+    (work.root / "made-by-stillroom").touch()
+    (work.root / "processes.json").write_text('{"processes": 2}')
+    with work.locked():
+        assert shares(2) == [Share(number, 4) for number in range(4)]
+    assert [event.text for event in said] == [
+        "This run began with 2 processes and goes on with 1: each batch stays cut into as many parts, of which a process computes several "
+        "one after the other."
+    ]
+    assert shares(2) == [Share(0, 2), Share(1, 2)]
+
+
+def test_parts_are_divided_among_fewer_processes_than_a_training_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    taken: list[int] = []
+    distributed.begin_with(3)
+    try:
+        for number in range(2):
+            monkeypatch.setenv("RANK", str(number))
+            taken += [share.number for share in shares(1)]
+            assert {share.of for share in shares(1)} == {3}
+    finally:
+        distributed.begin_with(1)
+    assert taken == [0, 1, 2]
