@@ -134,7 +134,8 @@ def agreed(facts: Mapping[str, str], refusal: Callable[[Place, Mapping[str, str]
     if count() > 1:
         meet()
         assert _training.peers
-        _training.peers.agreed(facts, refusal)
+        with _broken_connections():
+            _training.peers.agreed(facts, refusal)
 
 
 def join(device: str = "auto") -> None:

@@ -153,7 +153,7 @@ class Peers:
         """A process that ended or answers no more, and how that shows."""
         longest = SUSPECT_S if self._suspect else SILENT_S
         if self._store_ended:
-            return self.places[0], "ended"
+            return self.places[0], "lost its launcher" if self.own.rank == 0 else "ended"
         silent = [(now - self._answered, self.places[0])]
         silent += [(now - self._seen[place.rank], place) for place in self._watched]
         seconds, place = max(silent, key=lambda each: each[0])
@@ -165,7 +165,11 @@ class Peers:
             self._say_failed(self._beats, place, how)
         if not self._stopped.is_set():
             end = "" if how.endswith(".") else "."
-            self._on_lost(f"{str(place).capitalize()}, {how}{end} This training stopped on all nodes. {GO_ON}")
+            message = f"{str(place).capitalize()}, {how}{end} This training stopped on all nodes. {GO_ON}"
+            # The thread that holds the console's lock may be the one that waits for the lost process.
+            saying = threading.Thread(target=self._on_lost, args=(message,), daemon=True)
+            saying.start()
+            saying.join(HEARD_S)
             os._exit(LOST)
 
 
@@ -181,6 +185,14 @@ def meet(rank: int, count: int, node: int, on_lost: Callable[[str], None]) -> Pe
     Raises:
         BadInput: nothing answers at MASTER_ADDR within `CONNECT_S`, or a process did not start within `MEET_S`.
     """
+    try:
+        return _met(rank, count, node, on_lost)
+    except RuntimeError:  # the store ended
+        raise BadInput(f"The launcher of node 0 ended before all processes had started. {GO_ON}") from None
+
+
+def _met(rank: int, count: int, node: int, on_lost: Callable[[str], None]) -> Peers:
+    """See `meet`. RuntimeError if the store ends."""
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
     store, beats = _store(rank), _store(rank)

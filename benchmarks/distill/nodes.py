@@ -45,12 +45,14 @@ DISTILL = [
 ]  # fmt: skip
 RUN = [
     "run", "--teacher", "teacher", "--task", "token-classification", "--data", "data", "--out", "bundle", "--student", STUDENT,
-    "--augment", "1", "--teacher-epochs", "40", "--teacher-patience", "40", "--teacher-learning-rate", "0.003", "--student-learning-rate", "0.003",
+    "--augment", "1", "--teacher-epochs", "40", "--teacher-patience", "40", "--teacher-learning-rate", "0.003",
+    "--student-learning-rate", "0.003",
     "--student-epochs", "40", "--batch", "16", "--precision", "fp32", "--latency-seconds", "1", "--teacher-gate", "0", "--gate", "0",
     "--checkpoint-seconds", "0.5",
 ]  # fmt: skip
 COMPARED = ("model.safetensors", "onnx/model.onnx", "onnx/model_quantized.onnx")
 ADDRESS = ("10.77.0.1", "10.77.0.2")
+LATEST_S = 45.0  # after both processes are there, until which one is killed
 ENDS_S = 120.0  # longest wait for a launcher to end once a process was killed; those of stillroom have 30 s
 
 
@@ -264,7 +266,7 @@ def with_kills(nodes: Nodes, kills: int, chance: random.Random, expected: dict[s
     clear(nodes)
     rows = []
     for _ in range(kills):
-        rows.append(killed(nodes, chance.randrange(2), chance.uniform(0, 25)))
+        rows.append(killed(nodes, chance.randrange(2), chance.uniform(0, LATEST_S)))
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     finish(nodes, RUN)
     found = hashes(nodes.folders[0] / "bundle")
@@ -273,7 +275,7 @@ def with_kills(nodes: Nodes, kills: int, chance: random.Random, expected: dict[s
 
 def on_one_node(nodes: Nodes, expected: dict[str, str]) -> dict[str, Any]:
     clear(nodes)
-    row = killed(nodes, 1, 12.0)
+    row = killed(nodes, 1, 20.0)
     alone(nodes.folders[0], RUN)
     found = hashes(nodes.folders[0] / "bundle")
     return row | {"hashes": found, "right": row["right"] and found == expected}
@@ -295,14 +297,19 @@ def elastic(nodes: Nodes, expected: dict[str, str]) -> dict[str, Any]:
         "--rdzv-endpoint",
         end,
     ]
-    launch += ["--rdzv-conf", "last_call_timeout=5"]
-    launchers = [
-        nodes.start(node, [*launch, *(["--local-addr", ADDRESS[node]] if nodes.apart else [])], RUN)
-        for node in range(2)
-    ]
+    own = []
+    for node in range(2):
+        # Which node has the store is found by the host's name, which the two namespaces share.
+        conf = ["--rdzv-conf", f"last_call_timeout=5,is_host={1 - node}"]
+        own.append([*launch, *conf, *(["--local-addr", ADDRESS[node]] if nodes.apart else [])])
+    launchers = [nodes.start(node, own[node], RUN) for node in range(2)]
     while not all(process_of(launcher) for launcher in launchers):
+        if any(launcher.poll() is not None for launcher in launchers):
+            return {"code": [launcher.wait() for launcher in launchers], "right": False}
         time.sleep(0.05)
-    time.sleep(12)
+    while not (nodes.folders[0] / "bundle.work" / "processes.json").is_file():
+        time.sleep(0.05)
+    time.sleep(10)
     stage = stands_at(nodes.folders[0] / "bundle.work")
     for process in [*psutil.Process(launchers[1].pid).children(recursive=True), psutil.Process(launchers[1].pid)]:
         process.send_signal(signal.SIGKILL)

@@ -36,7 +36,7 @@ from compress.engine.method_runner import (
     kept_parts,
     run_method,
 )
-from compress.engine.resumable_stages import Workdir, free_target
+from compress.engine.resumable_stages import CORPUS, Workdir, free_target
 from compress.input_errors import Faults
 from compress.methods.catalogue import Stage
 from compress.methods.presets import preset_of
@@ -216,7 +216,7 @@ def _run(workdir: Workdir, run_fingerprint: str, given: _Given, notify: Notify) 
     batch = s.batch or (preset.batch if preset else BATCH)
     readers = [opened, *([open_model(s.start)] if is_checkpoint(s.start) else [])]
     longest = min(s.tokens or (preset.tokens if preset else TOKENS), *(reader.max_length for reader in readers))
-    pieces = tokenised(given.texts, tokenizer, longest, workdir.root / "corpus", fingerprint=given.texts_fingerprint)
+    pieces = tokenised(given.texts, tokenizer, longest, workdir.root / CORPUS, fingerprint=given.texts_fingerprint)
     if not len(pieces):
         raise BadInput("--corpus holds no words. Give files with text.")
     row_tokens = row_tokens_for(longest, *(reader.config for reader in readers))

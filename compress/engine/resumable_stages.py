@@ -31,6 +31,7 @@ TRAINING = "training"  # checkpoints of a stage under way
 OURS = "made-by-stillroom"  # an empty file that marks a folder of stages
 LOCK = "lock"
 SCRATCH = "scratch"
+CORPUS = "corpus"  # plain text, tokenised; each node makes its own
 PROCESSES = "processes.json"  # how many processes the run began with
 CHECKPOINT = "checkpoint.safetensors"  # of a training, in its folder
 
@@ -277,10 +278,12 @@ class Workdir:
 
     @contextmanager
     def _copies(self) -> Iterator[None]:
-        """Context in which `root` is this node's folder for copies of finished stages; it is empty at first, and removed at the end."""
+        """Context in which `root` is this node's folder for copies of finished stages, without those of an earlier call; it is removed at
+        the end.
+        """
         with self._lock():
             for path in self.root.iterdir():
-                if path.is_dir():
+                if path.is_dir() and path.name != CORPUS:
                     shutil.rmtree(path)
             try:
                 yield

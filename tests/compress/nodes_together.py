@@ -1,27 +1,15 @@
 """What the tests of several nodes run in a process of each: python nodes_together.py JOB FOLDER. Each node has a folder of its own."""
 
 import dataclasses
-import json
 import os
 import signal
 import sys
 import time
 from pathlib import Path
 
-import numpy as np
-from encoders import VOCABULARY, encoder
-from tokenizers import Tokenizer, models, pre_tokenizers
-
 from compress import distributed, peers
-from compress.data.corpus import tokenised
 from compress.engine.agreement import check_same_inputs
 from compress.engine.resumable_stages import Workdir
-from compress.engine.soft_labels import make_soft_labels
-from compress.engine.task_inputs import TaskInputs, open_task
-from compress.models.activations import Part
-from compress.models.families import FAMILIES
-from compress.settings import TaskSettings
-from compress.training import teacher_cache as caches
 from serve.errors import BadInput
 
 
@@ -49,52 +37,6 @@ def stages(folder: Path) -> None:
         (folder / "read.txt").write_text(repr(read))
         third = work.stage("third", "mark", lambda made: None)
         work.publish(third, folder / "out")
-
-
-def teacher_answers(folder: Path) -> None:
-    """The soft labels of a teacher and the cache of another one, of which each process computes its share."""
-    (folder / "soft").mkdir()
-    make_soft_labels(folder / "soft", task_inputs(folder), folder.parent / "tuned")
-    cache = thirty_pieces(folder)
-    (folder / "about.json").write_text(json.dumps(cache.about))
-
-
-def task_inputs(folder: Path) -> TaskInputs:
-    shared = folder.parent
-    shape = "layers=2,hidden=32,heads=4,ffn=32"
-    settings = TaskSettings(
-        task="text-classification",
-        student=shape,
-        teacher=str(shared / "teacher"),
-        data=str(shared / "data"),
-        threads=1,
-        augment=1,
-        folds=2,
-        device="cpu",
-    )
-    return open_task(settings, folder / "out")
-
-
-def thirty_pieces(folder: Path) -> caches.TeacherCache:
-    """A cache of pieces of 1 to 13 tokens, in rounds and batches of a few."""
-    caches.ROUND, caches.POSITIONS = 50, 30
-    words = Tokenizer(models.WordLevel({str(i): i for i in range(VOCABULARY)}, unk_token="0"))  # noqa: S106 - no password
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    drawn = np.random.default_rng(0)
-    texts = [" ".join(map(str, drawn.integers(5, VOCABULARY, 1 + 5 * i % 13))) for i in range(30)]
-    pieces = tokenised(texts, words, 16, folder / "corpus", fingerprint="thirty")
-    parts = [Part("hidden", 4), Part("keys", 3)]
-    return caches.teacher_cache(
-        folder / "cache",
-        lambda: encoder("bert"),
-        FAMILIES["bert"],
-        pieces,
-        parts,
-        pad_id=0,
-        precision="fp32",
-        identity={},
-        device="cpu",
-    )
 
 
 def differ(folder: Path) -> None:
@@ -129,6 +71,12 @@ def failed(folder: Path) -> None:
     if not distributed.main():
         raise BadInput("the disk of this node is full.")
     time.sleep(60)
+
+
+def teacher_answers(folder: Path) -> None:
+    from answered_together import teacher_answers as answered  # it loads much that the other jobs do not need
+
+    answered(folder)
 
 
 def say(message: str) -> None:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from nodes_together import task_inputs, thirty_pieces
+from answered_together import task_inputs, thirty_pieces
 from repository import ROOT
 
 from compress import distributed, peers
