@@ -31,6 +31,7 @@ from compress.data.text_pairs import (
     read_pair_splits,
 )
 from compress.distributed import Share
+from compress.engine.agreement import check_same_inputs
 from compress.engine.fingerprints import fingerprint, folder_fingerprint, trained_with
 from compress.engine.hardware import device_here, on_this_machine, same_bits
 from compress.engine.lineage import save_with_lineage
@@ -119,15 +120,17 @@ def fine_tune_generator(settings: FineTuning, notify: Notify) -> Path:
     message(notify, f"{rows}; targets of at most {inputs.target_tokens} tokens, {inputs.steps:,} steps at most")
     for warning in _warnings(inputs):
         message(notify, f"warning: {warning}")
-    distributed.join(settings.device)
     same_bits(settings.threads)
+    models = [folder_fingerprint(each.folder) if each else "" for each in (inputs.opened, inputs.teacher)]
+    check_same_inputs(settings, {"--model": models[0], "--teacher": models[1], "--data": inputs.splits.fingerprint})
+    distributed.join(settings.device)
     made_of = fingerprint(
-        "generator", folder_fingerprint(inputs.opened.folder), folder_fingerprint(inputs.teacher.folder) if inputs.teacher else "",
+        "generator", *models,
         inputs.splits.fingerprint, trained_with(settings.device), inputs.longest, inputs.target_tokens,
         dataclasses.asdict(settings)
         | dict.fromkeys(("model", "data", "out", "teacher", "trackers", "device", "revision", "target_column", *WHERE_DATA_IS), ""),
     )  # fmt: skip
-    workdir = Workdir(target.with_name(target.name + ".finetune-work"))
+    workdir = Workdir(target.with_name(target.name + ".finetune-work"), notify)
     with workdir.locked():
         folder = workdir.stage("model", made_of, partial(_train, inputs=inputs))
         workdir.publish(folder, target)
