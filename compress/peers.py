@@ -23,7 +23,7 @@ log = logging.getLogger("compress")
 
 CONNECT_S = 60.0  # longest wait for an answer of the store at MASTER_ADDR
 # Longest wait for the other processes to start: torchrun's launchers have met before they start any; others may start nodes minutes apart.
-MEET_S, MEET_WITHOUT_TORCHRUN_S = 25.0, 180.0
+MEET_S, MEET_WITHOUT_TORCHRUN_S = 20.0, 180.0
 BEAT_S = 1.0  # between two signs of life of a process
 SILENT_S = 20.0  # without a sign of life, after which a process counts as lost
 SUSPECT_S = 5.0  # the same once a connection to a process broke
@@ -249,25 +249,31 @@ def _store(rank: int) -> Any:
             "sets both."
         )
     ours = rank == 0 and not _has_torchrun()
-    try:
-        return TCPStore(
-            host, int(port), None, ours, timeout=timedelta(seconds=CONNECT_S), wait_for_workers=False, multi_tenant=True
-        )
-    except RuntimeError as error:
-        raise BadInput(
-            f"Nothing answers at {host}:{port} (MASTER_ADDR, MASTER_PORT) within {CONNECT_S:g} s: {_first_line(error)} Start the command "
-            "on node 0 too, and check the address and the firewall."
-        ) from None
+    if not ours:
+        _wait_for_answer(host, int(port))
+    wait = timedelta(seconds=CONNECT_S)
+    return TCPStore(host, int(port), None, ours, timeout=wait, wait_for_workers=False, multi_tenant=True)
+
+
+def _wait_for_answer(host: str, port: int) -> None:
+    """Wait until something listens there; `TCPStore` itself waits longer than it is told to, and then writes its stack to stderr."""
+    until = time.monotonic() + CONNECT_S
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=max(0.1, until - time.monotonic())).close()
+            return
+        except OSError as error:
+            if time.monotonic() + BEAT_S > until:
+                raise BadInput(
+                    f"Nothing answers at {host}:{port} (MASTER_ADDR, MASTER_PORT) within {CONNECT_S:g} s: {error}. Start the command on "
+                    "node 0 too, and check the address and the firewall."
+                ) from None
+            time.sleep(BEAT_S)
 
 
 def _has_torchrun() -> bool:
     """Whether torchrun started this process, whose launcher then has the store."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
-def _first_line(error: Exception) -> str:
-    line = str(error).strip().splitlines()[0]
-    return line if line.endswith(".") else f"{line}."
 
 
 def reported(message: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -59,3 +60,44 @@ def test_two_processes_go_on_where_one_stopped_and_make_the_same_student(tmp_pat
     expected = load_file(one / "model.safetensors")
     for name, value in load_file(tmp_path / "two" / "model.safetensors").items():
         torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_two_nodes_in_folders_of_their_own_make_the_student_of_one_process_with_the_same_parts(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    verb = ["distill", "--teacher", "teacher", "--corpus", "text.txt", "--out", "small", "--threads", "1", "--json"]
+    verb += [word for name, value in SETTINGS.items() for word in (f"--{name}", str(value))]
+    folders = [tmp_path / name for name in ("0", "1", "alone")]
+    for folder in folders:
+        make_teacher(folder / "teacher")
+        (folder / "tmp").mkdir()
+        (folder / "text.txt").write_text("\n".join(str(row["text"]) for row in examples(65, 0)))
+    launch = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1"]
+    commands = [
+        [*launch, "--master-port", str(port), "--node-rank", str(node), "-m", "stillroom", *verb] for node in range(2)
+    ]
+    started = [
+        subprocess.Popen(
+            [sys.executable, *command],
+            cwd=folder,
+            env=os.environ | {"TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for folder, command in zip(folders, commands, strict=False)
+    ]
+    try:
+        (said, _), (other, _) = [process.communicate(timeout=400) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0, 0]
+    assert json.loads(said)["checkpoint"] == str(folders[0] / "small")
+    assert other == ""
+    assert sorted(path.name for path in folders[1].iterdir()) == ["teacher", "text.txt", "tmp"]
+    one = [sys.executable, "-m", "stillroom", *verb, "--accumulate", "2"]
+    subprocess.run(one, cwd=folders[2], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
+    weights = [(folder / "small" / "model.safetensors").read_bytes() for folder in (folders[0], folders[2])]
+    assert weights[0] == weights[1]  # with dropout, which follows from the number of the part
