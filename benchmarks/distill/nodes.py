@@ -252,13 +252,14 @@ def killed(nodes: Nodes, node: int, after_s: float) -> dict[str, Any]:
         victim.send_signal(signal.SIGKILL)
     at = time.monotonic()
     if other:
-        psutil.wait_procs([other], timeout=ENDS_S)
+        psutil.wait_procs([other], timeout=ENDS_S)  # it may have work of its own
         row["lived_s"] = round(time.monotonic() - at, 1)
-    for launcher in launchers:
-        launcher.wait(timeout=600)
+    codes = [launcher.wait(timeout=600) for launcher in launchers]
     row["launchers_s"] = round(time.monotonic() - at, 1)
     row["said"] = nodes.said(1 - node) if other else []
-    row["right"] = other is None or (row["lived_s"] <= 30 and len(row["said"]) == 1)
+    if codes[1 - node] == 0:
+        row["found"] = "the training was over: the other process went on to its end"
+    row["right"] = other is None or codes[1 - node] == 0 or (row["lived_s"] <= 30 and len(row["said"]) == 1)
     return row
 
 
