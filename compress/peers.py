@@ -21,9 +21,10 @@ from serve.errors import BadInput
 
 log = logging.getLogger("compress")
 
-CONNECT_S = 60.0  # longest wait for an answer of the store at MASTER_ADDR
-# Longest wait for the other processes to start: torchrun's launchers have met before they start any; others may start nodes minutes apart.
-MEET_S, MEET_WITHOUT_TORCHRUN_S = 20.0, 180.0
+# Longest waits for an answer of the store at MASTER_ADDR, and for the other processes to start. torchrun's launchers have met, and have the
+# store, before they start any process; others may start nodes minutes apart.
+CONNECT_S, MEET_S = 10.0, 20.0
+CONNECT_WITHOUT_TORCHRUN_S, MEET_WITHOUT_TORCHRUN_S = 60.0, 180.0
 BEAT_S = 1.0  # between two signs of life of a process
 SILENT_S = 20.0  # without a sign of life, after which a process counts as lost
 SUSPECT_S = 5.0  # the same once a connection to a process broke
@@ -183,7 +184,7 @@ def meet(rank: int, count: int, node: int, on_lost: Callable[[str], None]) -> Pe
         on_lost: called with a message before this process ends because another has.
 
     Raises:
-        BadInput: nothing answers at MASTER_ADDR within `CONNECT_S`, or a process did not start within `MEET_S`.
+        BadInput: nothing answers at MASTER_ADDR, or a process does not start.
     """
     try:
         return _met(rank, count, node, on_lost)
@@ -251,13 +252,14 @@ def _store(rank: int) -> Any:
     ours = rank == 0 and not _has_torchrun()
     if not ours:
         _wait_for_answer(host, int(port))
-    wait = timedelta(seconds=CONNECT_S)
+    wait = timedelta(seconds=CONNECT_WITHOUT_TORCHRUN_S)
     return TCPStore(host, int(port), None, ours, timeout=wait, wait_for_workers=False, multi_tenant=True)
 
 
 def _wait_for_answer(host: str, port: int) -> None:
     """Wait until something listens there; `TCPStore` itself waits longer than it is told to, and then writes its stack to stderr."""
-    until = time.monotonic() + CONNECT_S
+    longest_s = CONNECT_S if _has_torchrun() else CONNECT_WITHOUT_TORCHRUN_S
+    until = time.monotonic() + longest_s
     while True:
         try:
             socket.create_connection((host, port), timeout=max(0.1, until - time.monotonic())).close()
@@ -265,8 +267,8 @@ def _wait_for_answer(host: str, port: int) -> None:
         except OSError as error:
             if time.monotonic() + BEAT_S > until:
                 raise BadInput(
-                    f"Nothing answers at {host}:{port} (MASTER_ADDR, MASTER_PORT) within {CONNECT_S:g} s: {error}. Start the command on "
-                    "node 0 too, and check the address and the firewall."
+                    f"Nothing answers at {host}:{port} (MASTER_ADDR, MASTER_PORT) within {longest_s:g} s: {error}. Start the command on "
+                    "node 0 too, or again if it ended; and check the address and the firewall."
                 ) from None
             time.sleep(BEAT_S)
 

@@ -127,7 +127,7 @@ def test_an_address_where_nothing_answers_is_told_of(tmp_path: Path, monkeypatch
         free.bind(("127.0.0.1", 0))
         for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", str(free.getsockname()[1]))):
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(peers, "CONNECT_S", 1.0)
+        monkeypatch.setattr(peers, "CONNECT_WITHOUT_TORCHRUN_S", 1.0)
         with pytest.raises(BadInput, match=r"Nothing answers at 127.0.0.1:\d+ \(MASTER_ADDR, MASTER_PORT\) within 1 s"):
             peers.meet(1, 2, 1, print)
     monkeypatch.delenv("MASTER_ADDR")
