@@ -22,8 +22,8 @@ from serve.errors import BadInput
 log = logging.getLogger("compress")
 
 # Longest waits for an answer of the store at MASTER_ADDR, and for the other processes to start. torchrun's launchers have met, and have the
-# store, before they start any process; others may start nodes minutes apart.
-CONNECT_S, MEET_S = 10.0, 20.0
+# store, before they start any process, but one node may load torch from a cold disk; others may start nodes minutes apart.
+CONNECT_S, MEET_S = 10.0, 60.0
 CONNECT_WITHOUT_TORCHRUN_S, MEET_WITHOUT_TORCHRUN_S = 60.0, 180.0
 BEAT_S = 1.0  # between two signs of life of a process
 SILENT_S = 20.0  # without a sign of life, after which a process counts as lost
