@@ -117,21 +117,34 @@ def _last_one(url: str, digest: str, fault: Unreachable) -> Bundle:
 
 
 def _download(url: str, manifest: Manifest, content: bytes, progress: Progress) -> Bundle:
-    folder = _folder_of(manifest.digest)
+    def fetch(partial: Path) -> Bundle:
+        _fill(partial, url, manifest, content, progress)
+        try:
+            return open_bundle(partial)
+        except BundleError as fault:
+            why = fault.message.replace(str(partial), shown(url))
+            raise BundleError(f"{why}, or upload it again: `stillroom push BUNDLE URL --replace`") from None
+
+    return kept(manifest.digest, fetch, shown(url), sum(file.bytes for file in manifest.files.values()))
+
+
+def kept(digest: str, fetch: Callable[[Path], Bundle], source: str, whole_bytes: int) -> Bundle:
+    """The bundle `digest` of the cache. If it is not there, `fetch` writes it to the new folder that it gets, and opens it.
+
+    Raises:
+        BundleError: it cannot be written to the cache; or what `fetch` raises. `source` and `whole_bytes` are for the message.
+    """
+    folder = _folder_of(digest)
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _alone(folder):
-            if bundle := _cached(manifest.digest):  # another process has downloaded it meanwhile
+            if bundle := _cached(digest):  # another process has fetched it meanwhile
                 return bundle
             shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
             try:
-                _fill(partial, url, manifest, content, progress)
-                try:
-                    bundle = open_bundle(partial)
-                except BundleError as fault:
-                    why = fault.message.replace(str(partial), shown(url))
-                    raise BundleError(f"{why}, or upload it again: `stillroom push BUNDLE URL --replace`") from None
+                partial.mkdir()
+                bundle = fetch(partial)
                 write_through(partial)
                 if folder.exists():
                     log.warning("the bundle %s in the cache is damaged; it was fetched again", folder)
@@ -141,20 +154,18 @@ def _download(url: str, manifest: Manifest, content: bytes, progress: Progress) 
             finally:
                 shutil.rmtree(partial, ignore_errors=True)  # already renamed on success
     except OSError as error:
-        whole = sum(file.bytes for file in manifest.files.values())
-        what = f"there is no room for its {whole:,} bytes" if no_room(error) else "it cannot be written"
+        what = f"there is no room for its {whole_bytes:,} bytes" if no_room(error) else "it cannot be written"
         remedy = "make room, or set" if no_room(error) else "set"
         raise BundleError(
-            f"{shown(url)} was not fetched into the cache {cache_folder()}: {what} ({error.strerror or error}); "
+            f"{source} was not fetched into the cache {cache_folder()}: {what} ({error.strerror or error}); "
             f"{remedy} {CACHE_VARIABLE} to another folder"
         ) from None
     return replace(bundle, path=folder)
 
 
 def _fill(partial: Path, url: str, manifest: Manifest, content: bytes, progress: Progress) -> None:
-    """Copies every listed file of `url` to the new folder `partial`."""
+    """Copies every listed file of `url` to the empty folder `partial`."""
     whole, before = sum(file.bytes for file in manifest.files.values()), 0
-    partial.mkdir()
     for name, file in sorted(manifest.files.items()):
         target = partial / name
         target.parent.mkdir(parents=True, exist_ok=True)

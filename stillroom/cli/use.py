@@ -19,23 +19,26 @@ def serve(bundles: tuple[Path | str, ...], settings: ServeSettings) -> None:
 
 
 def annotate(bundle: Path | str, settings: dict[str, Any]) -> Document:
-    """Answer a whole file of texts, on all cores, in order.
+    """Answer a whole file of texts, or many, on all cores or by Ray on many machines.
 
     Each row keeps its fields and gets the answer beside them. Give the same command again to resume a stopped one.
     """
     from serve.options import make
+    from stillroom.commands.annotate.bulk.run import annotate_files, is_bulk
     from stillroom.commands.annotate.runner import annotate as annotate_rows
     from stillroom.inputs.local_bundle import local_bundle
 
     annotation = make(Annotation, {"bundle": bundle} | settings, verb="annotate")
-    return annotate_rows(replace(annotation, bundle=local_bundle(bundle)))
+    annotation = replace(annotation, bundle=local_bundle(bundle))
+    return annotate_files(annotation) if is_bulk(annotation) else annotate_rows(annotation)
 
 
 def show_annotation(document: Document) -> None:
     """Prints the number of rows and the speed, on stderr, since the answers may be on stdout."""
+    from stillroom.commands.annotate.bulk.run import summary as summary_of_files
     from stillroom.commands.annotate.runner import summary
 
-    for line in summary(document):
+    for line in (summary_of_files if "parts" in document else summary)(document):
         say(line)
 
 
@@ -80,6 +83,8 @@ VERBS = (
         examples=(
             "stillroom annotate ner.bundle --input tickets.jsonl --output answers.jsonl",
             "zcat texts.gz | stillroom annotate ner.bundle --input - --format txt \\\n      --output - --min-score 0.5",
+            "stillroom annotate ner.bundle --input 'tickets/*.parquet' --output answers/",
+            "stillroom annotate ner.bundle --input s3://in/tickets --output s3://out/answers --ray 10.0.0.1:6379",
         ),
     ),
     Verb(

@@ -1,11 +1,10 @@
 """`stillroom push`: a bundle to a URL, so that no reader sees a manifest whose files are not there."""
 
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from serve.bundle.fetched import remote_manifest
 from serve.bundle.manifest import MANIFEST, Bundle, open_bundle
@@ -15,14 +14,13 @@ from serve.bundle.remote_files import (
     Absent,
     Refused,
     Unreachable,
-    definite,
     hub_repository,
     in_words,
-    pauses_s,
     scheme_of,
     shown,
     store_of,
 )
+from serve.bundle.store_files import listed, removed, tried
 from serve.errors import BadInput, BundleError
 from stillroom.console import bar, say
 from stillroom.inputs.local_bundle import MB, local_bundle
@@ -30,8 +28,6 @@ from stillroom.settings.push import Pushing
 
 HUB_FILES = (".gitattributes",)  # which the Hub makes with a repository
 HUB_CARD = "README.md"
-
-T = TypeVar("T")
 
 
 def push(place: Path | str, url: str, settings: Pushing) -> dict[str, Any]:
@@ -99,42 +95,20 @@ def _to_store(bundle: Bundle, url: str, sizes: dict[str, int], before: set[str],
     store.invalidate_cache()
     makes_folders = scheme_of(url) == "file"  # a store has none, and might make a bucket in their place
     if not before and not settings.replace:
-        found = _tried(url, "", lambda: _listed(store, folder))
+        found = tried(url, "", lambda: listed(store, folder))
         if strange := sorted(name for name, size in found.items() if sizes.get(name) != size):
             raise _foreign(url, strange)
     if before or settings.replace:
-        _tried(url, MANIFEST, lambda: _remove(store, f"{folder}/{MANIFEST}"))
+        tried(url, MANIFEST, lambda: removed(store, f"{folder}/{MANIFEST}"))
     with _bar(sizes) as advance:
         for name in [*sorted(bundle.manifest.files), MANIFEST]:
             target = f"{folder}/{name}"
             if makes_folders:
-                _tried(url, name, partial(store.makedirs, target.rpartition("/")[0], exist_ok=True))
-            _tried(url, name, partial(store.put_file, str(bundle.path / name), target))
+                tried(url, name, partial(store.makedirs, target.rpartition("/")[0], exist_ok=True))
+            tried(url, name, partial(store.put_file, str(bundle.path / name), target))
             advance(sizes[name])
     for name in sorted(before - set(sizes)):
-        _tried(url, name, partial(_remove, store, f"{folder}/{name}"))
-
-
-def _tried(url: str, name: str, act: Callable[[], T]) -> T:
-    """What `act` gives, which is called again after a failure that may pass."""
-    for pause_s in (*pauses_s(url), None):
-        try:
-            return act()
-        except Exception as error:
-            fault = definite(url, name, error)
-            if isinstance(fault, Absent):
-                raise BadInput(
-                    f"{shown(url)} cannot be written: there is no such bucket or container; create it first"
-                ) from None
-            if fault:
-                why = fault.message.replace(" be read", " be written")
-                raise BadInput(why) from None
-            if pause_s is None:
-                raise BadInput(
-                    f"{shown(url)}/{name} cannot be written ({in_words(url, error)}); give the same command again"
-                ) from None
-        time.sleep(pause_s)
-    raise AssertionError("the last attempt returns or raises")
+        tried(url, name, partial(removed, store, f"{folder}/{name}"))
 
 
 def _to_hub(bundle: Bundle, url: str, sizes: dict[str, int], before: set[str], settings: Pushing) -> None:
@@ -171,20 +145,6 @@ def _foreign(url: str, names: list[str]) -> BadInput:
     return BadInput(
         f"{shown(url)} holds other files ({', '.join(names[:5])}{more}) and no bundle; give another URL, or --replace to write among them"
     )
-
-
-def _listed(store: Any, folder: str) -> dict[str, int]:
-    """Sizes of the files in the folder, by their names in it."""
-    try:
-        found = store.find(folder, detail=True)
-    except FileNotFoundError:
-        return {}
-    return {path.removeprefix(folder).lstrip("/"): int(each["size"]) for path, each in found.items()}
-
-
-def _remove(store: Any, path: str) -> None:
-    with suppress(FileNotFoundError):
-        store.rm_file(path)
 
 
 @contextmanager

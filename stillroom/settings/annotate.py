@@ -17,12 +17,16 @@ class Annotation:
     """What to annotate, and how."""
 
     bundle: Path
-    input: Path = setting(
-        help="A file of text: .jsonl, .json, .csv, .tsv or .parquet with `text`, or .txt; .gz too; - is stdin.",
+    input: str = setting(
+        help="A file of text: .jsonl, .json, .csv, .tsv or .parquet with `text`, or .txt; .gz too; - is stdin. Or many: a folder, a "
+        "pattern such as 'in/*.parquet', or a URL (s3://, gs://, az://).",
+        metavar="FILE",
         panel=ROWS,
     )
-    output: Path = setting(
-        help="JSON lines, one for each row, in order; - is stdout. A name that ends in .parquet is a table, in .npy an array of vectors.",
+    output: str = setting(
+        help="JSON lines, one for each row, in order; - is stdout. A name that ends in .parquet is a table, in .npy an array of vectors. "
+        "For many inputs: a folder or URL, which gets a file for each part.",
+        metavar="FILE",
         panel=ROWS,
     )
     options: AnswerOptions = group(AnswerOptions, panel=ANSWERS)
@@ -38,6 +42,20 @@ class Annotation:
         panel=ROWS,
     )
     restart: bool = setting(False, help="Start over when the output has rows already.", panel=ROWS)
+    part_rows: int = setting(
+        8192,
+        help="Rows of a part, for many inputs. What is killed loses the part that it works on.",
+        at_least=1,
+        panel=ROWS,
+    )
+    ray: str | None = setting(
+        None,
+        help="Answer by Ray: local, or the address of a cluster, HOST:6379. Many inputs or one.",
+        suggested=("local",),
+        metavar="ADDRESS",
+        shown="without",
+        panel=MACHINE,
+    )
     variant: str | None = setting(
         None, help="Exported file to run.", choices=("fp32", "fp16", "int8"), shown="the bundle's", panel=MACHINE
     )

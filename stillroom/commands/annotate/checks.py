@@ -3,10 +3,12 @@
 import contextlib
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
 from compress.input_errors import Faults
+from serve.bundle.manifest import Manifest
 from serve.http.v1.relations import RelationRequest
 from serve.http.v1.requests import AnswerRequest, ClassifyRequest, EmbeddingsRequest, EntitiesRequest, ScoreRequest
 from serve.text.answers import AnswerOptions
@@ -44,51 +46,56 @@ def checked(settings: Annotation, opened: contextlib.ExitStack) -> tuple[Offline
         )
     )
     if pool:
-        faults.messages += _option_faults(settings.options, pool)
-    asks = pool is not None and pool.manifest.task == "question-answering"
-    columns = Columns(
-        "question" if asks and settings.text_column == Columns.text else settings.text_column,
-        "context" if asks and settings.text_pair_column == Columns.pair else settings.text_pair_column,
-        settings.answer_field,
-        contexts=asks,
-        relations=pool is not None and pool.manifest.relations,
-        offsets=settings.options.offsets,
-    )
-    of_input = list(input_faults(settings.input, settings.format, columns))
+        faults.messages += option_faults(settings.options, pool.manifest, pool.variant)
+    columns = columns_of(settings, pool.manifest if pool else None)
+    given = Path(settings.input)
+    of_input = list(input_faults(given, settings.format, columns))
     faults.messages += of_input
-    source = InputFile(settings.input, settings.format, columns)
+    source = InputFile(given, settings.format, columns)
     faults.check(lambda: opened.enter_context(source))
-    if not faults.messages or (not of_input and settings.input != STDIN and settings.input.is_file()):
+    if not faults.messages or (not of_input and given != STDIN and given.is_file()):
         faults.check(source.prepare)  # standard input only when nothing else is wrong: reading it may block
     faults.raise_if_any()
     assert pool is not None
     return pool, source
 
 
+def columns_of(settings: Annotation, manifest: Manifest | None) -> Columns:
+    """The names of a row's fields, for the bundle with this manifest, if it could be opened."""
+    asks = manifest is not None and manifest.task == "question-answering"
+    return Columns(
+        "question" if asks and settings.text_column == Columns.text else settings.text_column,
+        "context" if asks and settings.text_pair_column == Columns.pair else settings.text_pair_column,
+        settings.answer_field,
+        contexts=asks,
+        relations=manifest is not None and manifest.relations,
+        offsets=settings.options.offsets,
+    )
+
+
 def _setting_faults(settings: Annotation) -> Iterator[str]:
-    given, out = settings.input, settings.output
+    given, out = Path(settings.input), Path(settings.output)
     if given != STDIN and out != STDOUT and given.exists() and out.exists() and given.samefile(out):
         yield f"--output {out} is the input file; give another file"
     if out != STDOUT and not out.absolute().parent.is_dir():
         yield f"--output {out}: there is no folder {out.absolute().parent}; make it first"
 
 
-def _option_faults(options: AnswerOptions, pool: OfflinePool) -> Iterator[str]:
-    """The options that have no effect on this bundle's answers."""
-    manifest = pool.manifest
+def option_faults(options: AnswerOptions, manifest: Manifest, variant: str) -> Iterator[str]:
+    """The options that have no effect on the answers of a variant of the bundle with this manifest."""
     kind = "relations" if manifest.relations else manifest.task
     used = REQUEST_OF[kind].__struct_fields__
     for option in dataclasses.fields(options):
         if option.name not in used and getattr(options, option.name) != option.default:
             yield f"--{option.name.replace('_', '-')} has no effect on a model for {kind}; leave it out"
-    known = manifest.variants[pool.variant].promises
+    known = manifest.variants[variant].promises
     if options.promise is not None and "promise" in used and options.promise not in known:
         makes = f"; its promises are {', '.join(sorted(known))}" if known else ""
         yield f"--promise {options.promise}: {manifest.name!r} does not make it{makes}; leave it out"
-    if options.abstain and "abstain" in used and manifest.variants[pool.variant].abstain_below is None:
+    if options.abstain and "abstain" in used and manifest.variants[variant].abstain_below is None:
         why = (
             "decides on each label separately, and already answers without labels where none applies"
             if manifest.multi_label
-            else f"has no `abstain_below` for {pool.variant} in its manifest; export the bundle again to compute it"
+            else f"has no `abstain_below` for {variant} in its manifest; export the bundle again to compute it"
         )
         yield f"--abstain: {manifest.name!r} {why}; leave it out"

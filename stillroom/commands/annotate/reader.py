@@ -8,7 +8,7 @@ import io
 import itertools
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -40,31 +40,81 @@ class _Line(NamedTuple):
     whole: bool
 
 
+class Start(NamedTuple):
+    """Where a row begins: the rows, lines and bytes (uncompressed) before it. Lines and bytes only of files that have lines."""
+
+    row: int = 0
+    line: int = 0
+    byte: int = 0
+
+
+class _Lines:
+    """The lines of a stream, from the start or from where `go_to` says; what was read of it so far."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.stream, self.number, self.bytes = stream, 0, 0
+
+    def go_to(self, start: Start) -> None:
+        """The next line is the one at `start`."""
+        self.stream.seek(start.byte)
+        self.number, self.bytes = start.line, start.byte
+
+    def __iter__(self) -> Iterator[_Line]:
+        while line := self.stream.readline(rows.MOST_ROW_BYTES + 1):
+            self.number += 1
+            self.bytes += len(line)
+            if self.number == 1:
+                line = line.removeprefix(BOM)
+            whole = len(line) <= rows.MOST_ROW_BYTES or line.endswith(b"\n")
+            if not whole:
+                digest = hashlib.sha256(line)
+                while rest := self.stream.readline(rows.MOST_ROW_BYTES):
+                    self.bytes += len(rest)
+                    digest.update(rest)
+                    if rest.endswith(b"\n"):
+                        break
+                line = digest.digest()
+            yield _Line(self.number, line, whole)
+
+
 class InputFile:
     """Rows of a file, or of standard input for `-`, read as they are iterated over; a context manager.
 
-    `format` is one of FORMATS, or None for the one that the name ends with (before `.gz`); `jsonl` for standard input.
+    `format` is one of FORMATS, or None for the one that the name ends with (before `.gz`); `jsonl` for standard input. `opened` gives
+    the bytes of a file that is not on the disk, and `name` is what messages call it. Rows are read from `start`.
 
     Raises:
         BadInput: on entry if the file cannot be opened; from `prepare` if its header lacks a column, or the file is not in its
             format; while rows are read, if the file is damaged.
     """
 
-    def __init__(self, path: Path, format: str | None = None, columns: Columns | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        format: str | None = None,
+        columns: Columns | None = None,
+        *,
+        opened: Callable[[], BinaryIO] | None = None,
+        name: str = "",
+        start: Start | None = None,
+    ) -> None:
         self.path, self.columns = path, columns or Columns()
-        self.name = "standard input" if path == STDIN else str(path)
+        self.name = name or ("standard input" if path == STDIN else str(path))
+        self._opened, self._start = opened, start or Start()
         self.format = format or format_of(path)
         self.unit = "row" if self.format == "parquet" else "line"
         self._open = contextlib.ExitStack()
+        self._lines: _Lines | None = None
         self._size_bytes: int | None = None
         self._rows: Iterator[InputRow] | None = None
         self._counted: tuple[int, int] | None = None  # rows read, and in all, where that is known
 
     def __enter__(self) -> "InputFile":
+        if self._opened:
+            self._raw: BinaryIO = self._open.enter_context(self._opened())
+            return self
         try:
-            self._raw: BinaryIO = (
-                sys.stdin.buffer if self.path == STDIN else self._open.enter_context(self.path.open("rb"))
-            )
+            self._raw = sys.stdin.buffer if self.path == STDIN else self._open.enter_context(self.path.open("rb"))
         except OSError as error:
             raise BadInput(
                 f"--input {self.path} cannot be read ({error.strerror}); give a file of text, or - for standard input"
@@ -81,6 +131,10 @@ class InputFile:
         if self._counted:
             return self._counted[0] / max(1, self._counted[1])
         return None if self._size_bytes is None else min(1.0, self._raw.tell() / max(1, self._size_bytes))
+
+    def position(self, rows_before: int) -> Start:
+        """Where the next row begins, of which `rows_before` are before it."""
+        return Start(rows_before, self._lines.number, self._lines.bytes) if self._lines else Start(rows_before)
 
     def place(self, line: int) -> str:
         """The file and the row at `line`, for messages."""
@@ -112,13 +166,18 @@ class InputFile:
         stream: Any = self._raw
         if self.path.suffix == ".gz":
             stream = self._open.enter_context(io.BufferedReader(gzip.GzipFile(fileobj=stream), BUFFER_BYTES))
-        if self.format in ("csv", "tsv"):
-            return self._table_rows(_lines(stream))
-        if self.format == "txt":
-            return _plain_rows(_lines(stream))
+        elif self._opened:
+            stream = io.BufferedReader(stream, BUFFER_BYTES)
         if self.format == "json" and stream.peek(1).removeprefix(BOM).lstrip().startswith(b"["):
             return self._array_rows(stream)
-        return _json_rows(_lines(stream), self.columns, NO_ARRAY if self.format == "json" else "")
+        lines = self._lines = _Lines(stream)
+        if self.format in ("csv", "tsv"):
+            return self._table_rows(lines)
+        if self._start.byte:
+            lines.go_to(self._start)
+        if self.format == "txt":
+            return _plain_rows(lines)
+        return _json_rows(lines, self.columns, NO_ARRAY if self.format == "json" else "")
 
     @contextlib.contextmanager
     def _damage_reported(self) -> Iterator[None]:
@@ -144,7 +203,7 @@ class InputFile:
             "another name)"
         )
 
-    def _table_rows(self, lines: Iterator[_Line]) -> Iterator[InputRow]:
+    def _table_rows(self, lines: _Lines) -> Iterator[InputRow]:
         csv.field_size_limit(MOST_CHARACTERS)
         read: list[bytes] = []  # the lines of the row that is being read
         decoded = _decoded(lines, self.name, read)
@@ -157,8 +216,9 @@ class InputFile:
                 f"the header of {self.name} is not {self.format.upper()} ({error}); is a quote left open?"
             ) from error
         self._check_header([name.encode("utf-8", "replace").decode() for name in header])
-        # csv does not count the blank lines before the header.
-        return self._rows_under(header, table, read, len(read) - table.line_num)
+        if self._start.byte:
+            lines.go_to(self._start)
+        return self._rows_under(header, table, read, lines)
 
     def _separator(self, first: str) -> str:
         """The first of the usual separators that gives all needed columns in the line `first`, else that of the most columns."""
@@ -172,9 +232,9 @@ class InputFile:
             max(names, key=lambda each: len(names[each])),
         )
 
-    def _rows_under(self, header: list[str], table: Any, read: list[bytes], before: int) -> Iterator[InputRow]:
+    def _rows_under(self, header: list[str], table: Any, read: list[bytes], lines: _Lines) -> Iterator[InputRow]:
         while True:
-            line = before + table.line_num + 1
+            line = lines.number + 1
             read.clear()
             try:
                 cells = next(table)
@@ -201,9 +261,10 @@ class InputFile:
         except (ValueError, RecursionError) as error:
             raise BadInput(f"{self.name} is neither a JSON array of objects nor JSON lines ({error})") from error
         self.unit = "row"
-        return self._each_row(map(bytes, elements), len(elements))
+        return self._each_row(map(bytes, elements[self._start.row :]), len(elements))
 
-    def _parquet_rows(self) -> Iterator[InputRow]:
+    def table(self) -> Any:
+        """The `pyarrow.parquet.ParquetFile` of a parquet file, whose header was checked."""
         try:
             from pyarrow import parquet
         except ImportError as error:
@@ -214,25 +275,47 @@ class InputFile:
             # With the default, pre_buffer=True, pyarrow reads the whole file ahead.
             file = self._open.enter_context(parquet.ParquetFile(self._raw, pre_buffer=False))
         except (OSError, ValueError) as error:
+            if self._may_pass(error):
+                raise
             raise BadInput(f"{self.name} is not a parquet file: {error}") from error
         self._check_header(file.schema_arrow.names)
+        return file
+
+    def _parquet_rows(self) -> Iterator[InputRow]:
+        file = self.table()
         return self._each_row(self._parquet_objects(file), file.metadata.num_rows)
 
     def _parquet_objects(self, file: Any) -> Iterator[bytes]:
-        encode = msgspec.json.Encoder(enc_hook=str).encode
-        try:
+        with self.table_damage_reported():
             # In memory are one row group, and PARQUET_ROWS of its rows as objects.
             for batch in file.iter_batches(batch_size=PARQUET_ROWS, use_threads=False):
-                yield from map(encode, batch.to_pylist())
+                yield from objects_of(batch)
+
+    @contextlib.contextmanager
+    def table_damage_reported(self) -> Iterator[None]:
+        """Turns the exceptions of a damaged parquet file into BadInput."""
+        try:
+            yield
         except (OSError, ValueError) as error:
+            if self._may_pass(error):
+                raise
             raise BadInput(f"{self.name} is damaged or incomplete: {error}") from error
+
+    def _may_pass(self, error: Exception) -> bool:
+        """Whether the store failed, and not the file."""
+        return self._opened is not None and isinstance(error, OSError)
 
     def _each_row(self, objects: Iterator[bytes], count: int) -> Iterator[InputRow]:
         """The rows of `objects`, `count` in all."""
         read = json_row_reader(self.columns)
-        for number, written in enumerate(objects, 1):
+        for number, written in enumerate(objects, self._start.row + 1):
             self._counted = (number, count)
             yield read(number, written)
+
+
+def objects_of(batch: Any) -> Iterator[bytes]:
+    """Each row of an Arrow batch as a JSON object."""
+    return map(msgspec.json.Encoder(enc_hook=str).encode, batch.to_pylist())
 
 
 def format_of(path: Path) -> str:
@@ -275,24 +358,7 @@ def _either(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-def _lines(stream: BinaryIO) -> Iterator[_Line]:
-    number = 0
-    while line := stream.readline(rows.MOST_ROW_BYTES + 1):
-        number += 1
-        if number == 1:
-            line = line.removeprefix(BOM)
-        whole = len(line) <= rows.MOST_ROW_BYTES or line.endswith(b"\n")
-        if not whole:
-            digest = hashlib.sha256(line)
-            while rest := stream.readline(rows.MOST_ROW_BYTES):
-                digest.update(rest)
-                if rest.endswith(b"\n"):
-                    break
-            line = digest.digest()
-        yield _Line(number, line, whole)
-
-
-def _decoded(lines: Iterator[_Line], name: str, read: list[bytes]) -> Iterator[str]:
+def _decoded(lines: Iterable[_Line], name: str, read: list[bytes]) -> Iterator[str]:
     """Lines for `csv`, kept in `read` as bytes. A byte that is not UTF-8 becomes a lone surrogate; `table_row` reports its row."""
     for line in lines:
         if not line.whole:
@@ -301,12 +367,12 @@ def _decoded(lines: Iterator[_Line], name: str, read: list[bytes]) -> Iterator[s
         yield line.read.decode("utf-8", errors="surrogateescape")
 
 
-def _plain_rows(lines: Iterator[_Line]) -> Iterator[InputRow]:
+def _plain_rows(lines: Iterable[_Line]) -> Iterator[InputRow]:
     for line in lines:
         yield text_row(line.number, line.read) if line.whole else faulty(line.number, too_long(), line.read)
 
 
-def _json_rows(lines: Iterator[_Line], columns: Columns, hint: str) -> Iterator[InputRow]:
+def _json_rows(lines: Iterable[_Line], columns: Columns, hint: str) -> Iterator[InputRow]:
     read = json_row_reader(columns, hint)
     for line in lines:
         if not line.whole:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from serve.bundle.manifest import open_bundle
@@ -19,11 +20,12 @@ from serve.errors import BadInput, InternalError, StillroomError
 from serve.model.work_items import TextWork
 from serve.text.labels import kind_of
 from serve.workers.offline_pool import OfflinePool, Result
+from stillroom.commands.annotate.bad_rows import BadRows
 from stillroom.commands.annotate.checks import checked
 from stillroom.commands.annotate.ctrl_c import ctrl_c_kept
 from stillroom.commands.annotate.places import Place, answer_opening, error_line, places
 from stillroom.commands.annotate.reader import InputFile
-from stillroom.commands.annotate.rows import NOT_JSON, PAIR
+from stillroom.commands.annotate.rows import PAIR
 from stillroom.commands.annotate.tables import ARRAY, ERROR, SUFFIXES, TABLE, rows_beside, write_array, write_table
 from stillroom.commands.annotate.writer import AnswerFile
 from stillroom.console import Bar, bar, say
@@ -34,8 +36,6 @@ WINDOW_ROWS = 4096
 WINDOW_BYTES = 8 * 2**20
 # Windows under computation while the next one is read and the one before is written.
 WINDOWS_AHEAD = 2
-# Faults in the message, and rows named for each; with --bad-rows skip the output has all of them.
-SHOWN_FAULTS, SHOWN_LINES = 20, 5
 # Rows between two updates of the bar while finished rows are compared.
 COMPARED_ROWS = 10_000
 
@@ -51,21 +51,6 @@ class _Window:
 
 
 @dataclass
-class _Alike:
-    """Rows with the same fault."""
-
-    fault: str
-    lines: list[int] = field(default_factory=list)
-    """The first SHOWN_LINES of them."""
-    count: int = 0
-
-    def add(self, line: int) -> None:
-        self.count += 1
-        if len(self.lines) < SHOWN_LINES:
-            self.lines.append(line)
-
-
-@dataclass
 class _Tally:
     """The rows written so far, and the bad ones."""
 
@@ -74,24 +59,10 @@ class _Tally:
     asked_again: int = 0
     """Rows of these that had an error and were answered again."""
     rows: int = 0
-    bad_rows: int = 0
-    faults: dict[str, _Alike] = field(default_factory=dict)
+    bad: BadRows = field(default_factory=BadRows)
     ours: str | None = None
     """The message about the first row that failed by a fault of this program."""
     stopped: bool = False
-
-    def bad(self, line: int, fault: str) -> None:
-        """Counts the bad row at `line`."""
-        self.bad_rows += 1
-        kind = NOT_JSON if fault.startswith(NOT_JSON) else fault
-        if kind in self.faults or len(self.faults) < SHOWN_FAULTS:
-            self.faults.setdefault(kind, _Alike(fault)).add(line)
-
-    def as_lines(self, source: InputFile) -> str:
-        """The bad rows of `source`, a line per fault."""
-        shown = [f"  {source.places(each.lines, each.count)}: {each.fault}" for each in self.faults.values()]
-        more = self.bad_rows - sum(each.count for each in self.faults.values())
-        return "\n".join([*shown, *([f"  ... and {more:,} more"] if more else [])])
 
 
 @dataclass
@@ -126,12 +97,14 @@ def annotate(settings: Annotation) -> dict[str, Any]:
         InternalError: a row failed by a fault of this program, once all rows before it are written; or the worker processes died
             repeatedly.
     """
-    if settings.output.suffix in SUFFIXES:
+    if Path(settings.output).suffix in SUFFIXES:
         return _as_table(settings)
     tally, seconds = _Tally(), 0.0
     with contextlib.ExitStack() as opened:
         pool, source = checked(settings, opened)
-        output = opened.enter_context(AnswerFile(settings.output, _lineage(settings, pool), restart=settings.restart))
+        output = opened.enter_context(
+            AnswerFile(Path(settings.output), _lineage(settings, pool), restart=settings.restart)
+        )
         found = places(source, output)
         first, kept_bytes = _first_asked(found, source, tally)
         if first is not None:
@@ -151,7 +124,7 @@ def annotate(settings: Annotation) -> dict[str, Any]:
         "rows": tally.rows_before + tally.rows,
         "rows_before": tally.rows_before,
         "rows_asked_again": tally.asked_again,
-        "bad_rows": tally.bad_rows,
+        "bad_rows": tally.bad.count,
         "seconds": seconds,
         "texts_per_s": asked / seconds if asked else None,
         "processes": pool.processes,
@@ -161,7 +134,8 @@ def annotate(settings: Annotation) -> dict[str, Any]:
 
 def _as_table(settings: Annotation) -> dict[str, Any]:
     """`annotate` with the answers as a table: first as lines in a file beside it, then from these."""
-    out, rows = settings.output, rows_beside(settings.output)
+    out = Path(settings.output)
+    rows = rows_beside(out)
     if settings.answer_field == ERROR and out.suffix == TABLE:
         raise BadInput(f"--field {ERROR} is the column of errors in a {TABLE} file; give another name")
     manifest = open_bundle(settings.bundle).manifest
@@ -173,13 +147,13 @@ def _as_table(settings: Annotation) -> dict[str, Any]:
     options = settings.options
     if manifest.vector_width:
         options = dataclasses.replace(options, encoding_format="base64")
-    document = annotate(dataclasses.replace(settings, output=rows, options=options))
+    document = annotate(dataclasses.replace(settings, output=str(rows), options=options))
     say(f"writing {out}")
     if out.suffix == ARRAY:
         width = options.dimensions or manifest.vector_width
         write_array(rows, out, settings.answer_field, width, document["rows"])
     else:
-        write_table(rows, out, settings.answer_field, manifest, settings.input)
+        write_table(rows, out, settings.answer_field, manifest, Path(settings.input))
     return document | {"output": str(out)}
 
 
@@ -231,10 +205,10 @@ def _windows(found: Iterable[Place], job: _Job) -> Iterator[_Window]:
         held.append(place)
         held_bytes += len(place.row.fields) + len(place.line or b"")
         if stops and place.asked and place.row.fault is not None:  # later ones of the window, too, for the message
-            job.tally.bad(place.row.line, place.row.fault)
+            job.tally.bad.add(place.row.line, place.row.fault)
         if len(held) >= WINDOW_ROWS or held_bytes >= WINDOW_BYTES:
             yield _window(held, job)
-            if job.tally.bad_rows and stops and place.line is None:
+            if job.tally.bad.count and stops and place.line is None:
                 return
             held, held_bytes = [], 0
     if held:
@@ -296,7 +270,7 @@ def _line_of(place: Place, result: Result | None, job: _Job) -> bytes | None:
             tally.stopped = True
             return place.line
     if not (stops and row.fault):  # such a row is counted already
-        tally.bad(row.line, message)
+        tally.bad.add(row.line, message)
     if stops:
         tally.stopped = True
         return place.line
@@ -305,9 +279,9 @@ def _line_of(place: Place, result: Result | None, job: _Job) -> bytes | None:
 
 def _tell(tally: _Tally, settings: Annotation, output: str, source: InputFile) -> None:
     """Prints which rows were bad. Raises BadInput if one stopped the work, InternalError if a fault of this program did."""
-    if tally.bad_rows and settings.bad_rows == "skip":
-        bad = "1 bad row has" if tally.bad_rows == 1 else f"{tally.bad_rows:,} bad rows have"
-        say(f"{bad} an error in place of an answer:\n{tally.as_lines(source)}")
+    if tally.bad.count and settings.bad_rows == "skip":
+        bad = "1 bad row has" if tally.bad.count == 1 else f"{tally.bad.count:,} bad rows have"
+        say(f"{bad} an error in place of an answer:\n{tally.bad.as_lines(source.places)}")
     written = tally.rows_before + tally.rows
     there = f"{written:,} {'row is' if written == 1 else 'rows are'} in {output}"
     if tally.ours:
@@ -317,12 +291,12 @@ def _tell(tally: _Tally, settings: Annotation, output: str, source: InputFile) -
         )
     if tally.stopped and not written:
         raise BadInput(
-            f"Nothing was written; these rows cannot be used:\n{tally.as_lines(source)}\n"
+            f"Nothing was written; these rows cannot be used:\n{tally.bad.as_lines(source.places)}\n"
             "Correct these rows, --text-column or --format; or give --bad-rows skip."
         )
     if tally.stopped:
         raise BadInput(
-            f"{there}; these rows cannot be used:\n{tally.as_lines(source)}\n"
+            f"{there}; these rows cannot be used:\n{tally.bad.as_lines(source.places)}\n"
             "Correct these rows and give the same command again to resume there; or give --bad-rows skip."
         )
 

@@ -6,7 +6,7 @@ The lines stay beside the table as OUTPUT.rows.jsonl, so that a stopped run, or 
 import base64
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,26 +54,37 @@ def write_table(rows: Path, out: Path, field: str, manifest: Manifest, source: P
     Raises:
         BadInput: a column has values of types that do not fit together, the input has changed meanwhile, or the disk is full.
     """
-    import pyarrow as pa
     from pyarrow import parquet
 
-    answers = _answer_type(manifest)
     with_errors = any(ERROR in row and field not in row for row in _read(rows))
     schema = None if source.suffix == TABLE else _schema_of(rows, field)
     with _replacing(out) as partial:
         writer: Any = None
         try:
             for columns, read in _groups(rows, field, schema, source):
-                made = [_answer_of(row, field, manifest) for row in read]
-                table = columns.append_column(field, pa.array(made, answers))
-                if with_errors:
-                    said = [row[ERROR]["message"] if field not in row else None for row in read]
-                    table = table.append_column(ERROR, pa.array(said, pa.string()))
+                made = [row.get(field) for row in read]
+                said = [row[ERROR]["message"] if field not in row else None for row in read]
+                table = with_answers(columns, field, made, said if with_errors else None, manifest)
                 writer = writer or parquet.ParquetWriter(partial, table.schema)
                 writer.write_table(table)
         finally:
             if writer is not None:
                 writer.close()
+
+
+def with_answers(
+    columns: "pa.Table",
+    field: str,
+    answers: Sequence[dict[str, Any] | None],
+    errors: Sequence[str | None] | None,
+    manifest: Manifest,
+) -> "pa.Table":
+    """`columns` with a column of the answers, of JSON, and one of errors if there are any to tell. A vector is base64 in its answer."""
+    import pyarrow as pa
+
+    held = [each and _numbers(each["embedding"]) for each in answers] if manifest.vector_width else answers
+    table = columns.append_column(field, pa.array(held, _answer_type(manifest)))
+    return table if errors is None else table.append_column(ERROR, pa.array(errors, pa.string()))
 
 
 def _groups(
@@ -136,12 +147,6 @@ def _answer_type(manifest: Manifest) -> "pa.DataType":
         "question-answering": [("answer", pa.struct([("text", text), ("start", place), ("end", place)])), ("score", number)],
     }  # fmt: skip
     return pa.struct([*fields[manifest.task], ("truncated", pa.bool_())])
-
-
-def _answer_of(row: dict[str, Any], field: str, manifest: Manifest) -> Any:
-    if field not in row:
-        return None
-    return _numbers(row[field]["embedding"]) if manifest.vector_width else row[field]
 
 
 def _numbers(vector: str) -> np.ndarray:

@@ -1,0 +1,241 @@
+"""What one worker process does: reads inputs, and answers parts of them with a bundle.
+
+The model runs in this process, batch by batch in an order that the part alone decides. The pool of processes behind one input
+(`serve.workers.offline_pool`) gives each process what it has room for, so its batches depend on time, and the last bits of fp32 vectors
+depend on the batch: its parts could not be compared by their bytes.
+"""
+
+import json
+import os
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import msgspec
+
+from serve.bundle.manifest import sha256_file
+from serve.bundle.remote_files import is_url, shown
+from serve.bundle.store_files import ReadFailed, tried
+from serve.errors import BadInput, InternalError, StillroomError
+from serve.model.work_items import TextWork, estimated_tokens
+from serve.text.answers import AnswerOptions
+from serve.workers.offline_pool import BATCH_TOKENS, GPU_BATCH_TOKENS, length_chunks
+from stillroom.commands.annotate.bad_rows import BadRows
+from stillroom.commands.annotate.bulk.manifest import MANIFEST
+from stillroom.commands.annotate.bulk.plan import (
+    Job,
+    Part,
+    Scan,
+    name_of,
+    reading,
+    scan,
+    store_failures,
+    table_groups,
+)
+from stillroom.commands.annotate.bulk.storage import InputPlace, place_of, storage_of
+from stillroom.commands.annotate.places import answer_opening, error_line
+from stillroom.commands.annotate.reader import InputFile
+from stillroom.commands.annotate.rows import InputRow
+from stillroom.commands.annotate.runner import WINDOW_BYTES, WINDOW_ROWS
+from stillroom.commands.annotate.tables import with_answers
+
+if TYPE_CHECKING:
+    from serve.model.pipeline import Pipeline
+
+# What the bytes of a part may depend on, beside the bundle.
+PACKAGES = ("stillroom", "numpy", "onnxruntime", "tokenizers", "pyarrow", "msgspec")
+
+# The answer to a row as JSON, or why there is none: a code and a message.
+Outcome = bytes | tuple[str, str]
+T = TypeVar("T")
+
+
+class Ready(NamedTuple):
+    """A worker process that can be asked."""
+
+    pid: int
+    node: str
+    versions: dict[str, str]
+
+
+class Made(NamedTuple):
+    """A part that is in the output."""
+
+    name: str
+    rows: int
+    bytes: int
+    sha256: str
+    bad: BadRows
+    unit: str
+
+
+class Annotator:
+    """Reads inputs and answers parts; `open_pipeline` opens the bundle, when the first part comes."""
+
+    def __init__(self, job: Job, open_pipeline: "Callable[[], Pipeline]") -> None:
+        self.job, self._open, self._opened, self._shared = job, open_pipeline, None, not job.on_nodes
+        self._pipeline: Pipeline | None = None
+        self._output = storage_of(job.output)
+
+    def ready(self) -> Ready:
+        """This process, and the versions of the packages that decide the bytes of a part."""
+        return Ready(os.getpid(), platform.node(), versions())
+
+    def scan(self, source: InputPlace) -> Scan:
+        """What is in an input. BadInput if it cannot be used."""
+        return self._read_again(source, lambda: scan(source, self.job))
+
+    def annotate(self, part: Part) -> Made:
+        """Answers a part and puts it into the output.
+
+        Raises:
+            BadInput: the input has changed, a row is bad where that stops the work, or input or output fail.
+            InternalError: the model fails.
+        """
+        self._check_output()
+        return self._read_again(part.source, lambda: self._annotate(part))
+
+    def _read_again(self, source: InputPlace, act: Callable[[], T]) -> T:
+        """What `act` gives; it is called again if the store of `source` fails for a reason that may pass."""
+        if not is_url(source.place):
+            return act()
+        folder, _, name = source.place.rpartition("/")
+        return tried(folder, name, act, does="read", caught=ReadFailed)
+
+    def _check_output(self) -> None:
+        if self._shared:
+            return
+        if self._output.read(MANIFEST) is None:
+            raise BadInput(
+                f"does not see {MANIFEST} in --output {self.job.output}, which this machine has written; with --ray, give a folder that "
+                "all nodes share, or a URL such as s3://"
+            )
+        self._shared = True
+
+    def _annotate(self, part: Part) -> Made:
+        self._check_unchanged(part)
+        name, bad = name_of(part, self.job.format), BadRows()
+        with reading(part.source, self.job, part.start) as file:
+            with self._output.writing(name) as path:
+                (self._write_table if file.format == "parquet" else self._write_lines)(file, part, path, bad)
+                size_bytes, sha256 = path.stat().st_size, sha256_file(path)
+            return Made(name, part.rows, size_bytes, sha256, bad, file.unit)
+
+    def _check_unchanged(self, part: Part) -> None:
+        try:
+            now = place_of(part.source.place)
+        except Exception as error:
+            if is_url(part.source.place) and not isinstance(error, FileNotFoundError):
+                raise ReadFailed from error
+            hint = "; with --ray, give a place that every node reads, such as s3://" if self.job.on_nodes else ""
+            raise BadInput(f"--input {shown(part.source.place)} cannot be read ({error}){hint}") from error
+        if (now.bytes, now.mark) != (part.source.bytes, part.source.mark):
+            raise BadInput(
+                f"{shown(part.source.place)} was changed while it was annotated; give another --output, or --restart"
+            )
+
+    def _write_lines(self, file: InputFile, part: Part, path: Path, bad: BadRows) -> None:
+        opening = answer_opening(self.job.columns.answer)
+        with path.open("wb") as out:
+            for rows in _windows(store_failures(part.source, file.rows()), part.rows):
+                for row, outcome in zip(rows, self._outcomes(rows, file, bad), strict=True):
+                    out.write(
+                        row.fields + opening + outcome + b"}\n"
+                        if isinstance(outcome, bytes)
+                        else error_line(row, *outcome)
+                    )
+
+    def _write_table(self, file: InputFile, part: Part, path: Path, bad: BadRows) -> None:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        job, table, writer = self.job, file.table(), None
+        groups = table_groups(file, table, job.columns, part.start.row, part.end)
+        try:
+            for batch, rows in store_failures(part.source, groups):
+                outcomes = self._outcomes(rows, file, bad)
+                answers = [json.loads(each) if isinstance(each, bytes) else None for each in outcomes]
+                errors = [None if isinstance(each, bytes) else each[1] for each in outcomes]
+                made = with_answers(
+                    pa.Table.from_batches([batch]),
+                    job.columns.answer,
+                    answers,
+                    errors if job.bad_rows == "skip" else None,
+                    self._model().manifest,
+                )
+                writer = writer or parquet.ParquetWriter(path, made.schema)
+                writer.write_table(made)
+        finally:
+            if writer is not None:
+                writer.close()
+
+    def _outcomes(self, rows: list[InputRow], file: InputFile, bad: BadRows) -> list[Outcome]:
+        """The outcome of each row.
+
+        Raises:
+            BadInput: rows are bad, and that stops the work.
+            InternalError: the model failed.
+        """
+        found: list[Outcome] = [("bad_row", row.fault or "") for row in rows]
+        options = self.job.options
+        if file.format == "parquet":  # where a vector is a list of float32; other answers have no such option
+            options = replace(options, encoding_format="base64")
+        for place, answer in self._answers(rows, options):
+            if not isinstance(answer, StillroomError):
+                found[place] = answer
+            elif answer.fault == "caller":
+                found[place] = (answer.code, answer.message)
+            else:
+                raise InternalError(f"{file.place(rows[place].line)}: {answer.message}")
+        for row, outcome in zip(rows, found, strict=True):
+            if not isinstance(outcome, bytes):
+                bad.add(row.line, outcome[1])
+        if bad.count and self.job.bad_rows == "stop":
+            raise BadInput(f"these rows cannot be used:\n{bad.as_lines(file.places)}")
+        return found
+
+    def _answers(self, rows: list[InputRow], options: AnswerOptions) -> "Iterator[tuple[int, bytes | StillroomError]]":
+        """The answer to each row without a fault, by its index. Batches depend on the rows alone."""
+        encode = msgspec.json.Encoder().encode
+        places = [place for place, row in enumerate(rows) if row.fault is None]
+        works = [TextWork(rows[place].text, rows[place].pair, options) for place in places]
+        most = GPU_BATCH_TOKENS if self.job.device == "cuda" else BATCH_TOKENS
+        for chunk in length_chunks([estimated_tokens(work) for work in works], most):
+            for done, _ in self._model().answered([works[each] for each in chunk]):
+                for index, answer in done:
+                    kept = answer if isinstance(answer, StillroomError) else encode(answer)
+                    yield places[chunk[index]], kept
+
+    def _model(self) -> "Pipeline":
+        if self._pipeline is None:
+            self._pipeline = self._open()
+            self._pipeline.warm_up()
+        return self._pipeline
+
+
+def versions() -> dict[str, str]:
+    """The versions of Python and of the packages that decide the bytes of a part; empty for one that is not installed."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = ""
+    return found
+
+
+def _windows(rows: Iterator[InputRow], count: int) -> Iterator[list[InputRow]]:
+    """The first `count` rows, in windows of as many rows and bytes as `annotate` holds at once."""
+    held: list[InputRow] = []
+    held_bytes = 0
+    for number, row in enumerate(rows, 1):
+        held.append(row)
+        held_bytes += len(row.fields)
+        if len(held) >= WINDOW_ROWS or held_bytes >= WINDOW_BYTES or number == count:
+            yield held
+            held, held_bytes = [], 0
+        if number == count:
+            return

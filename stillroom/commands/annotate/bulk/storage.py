@@ -1,0 +1,283 @@
+"""Where the files of a bulk annotation are: on a disk, or in an object store (s3, gs, az) that fsspec reads.
+
+A file appears under its name whole or not at all. On a disk it is written beside its name and renamed. An object store shows an
+object once its upload is complete.
+"""
+
+import glob
+import os
+import re
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, Protocol, cast
+
+from serve.bundle.remote_files import EXTRAS, is_url, scheme_of, shown, store_of
+from serve.bundle.replaced_files import sync
+from serve.bundle.store_files import listed, removed, tried
+from serve.errors import BadInput, no_room
+
+WILD = re.compile(r"[*?\[]")
+HIDDEN = (".", "_")  # files and folders with such names are no data, as for Spark, DuckDB and pyarrow
+# The bytes that one request to a store asks for while a file is read.
+BLOCK_BYTES = 4 * 2**20
+PARTIAL = ".partial"
+
+
+class InputPlace(NamedTuple):
+    """An input file."""
+
+    name: str
+    """Its path below the folder that was given, or below the folder before the first wildcard."""
+    place: str
+    """Its path or URL."""
+    bytes: int
+    mark: str
+    """Changes when the file does: the time of its last change, or the store's ETag."""
+
+
+class Storage(Protocol):
+    """A folder for output."""
+
+    place: str
+
+    def make(self) -> None:
+        """Makes the folder, if it is not there."""
+
+    def sizes(self) -> dict[str, int]:
+        """The bytes of each file in it and below, by name; those with hidden names are left out, but for `_manifest.json`."""
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a file; None if there is none."""
+
+    def writing(self, name: str) -> Any:
+        """A context that gives a path to write to. At its end the content is the file `name`."""
+
+    def remove(self, name: str) -> None:
+        """Removes a file, if it is there."""
+
+
+def inputs_of(place: str) -> list[InputPlace]:
+    """The files of a folder, at any depth, of a pattern (`*`, `**`, `?`, `[...]`), or the one file, in order of their names.
+
+    Raises:
+        BadInput: there is none, it may not be read, or its scheme cannot be listed.
+    """
+    found = _inputs_in_store(place) if _in_store(place) else _inputs_on_disk(local_path(place))
+    if not found:
+        raise BadInput(
+            f"--input {shown(place)}: no file is there; give a file, a folder, or a pattern such as 'tickets/*.parquet'"
+        )
+    return sorted(found)
+
+
+def place_of(place: str) -> InputPlace:
+    """The file `place` as it is now. FileNotFoundError without one."""
+    if _in_store(place):
+        store, path = store_of(place)
+        store.invalidate_cache()
+        return _of_store(place, path, store.info(path), path)
+    return _of_disk(Path(place), Path(place).parent)
+
+
+def opened(place: str) -> BinaryIO:
+    """The file at a path or URL."""
+    if not _in_store(place):
+        return Path(place).open("rb")
+    store, path = store_of(place)
+    return cast(BinaryIO, store.open(path, "rb", block_size=BLOCK_BYTES))
+
+
+def storage_of(place: str) -> Storage:
+    """The folder at a path or URL."""
+    return StoreFolder(place) if _in_store(place) else DiskFolder(local_path(place))
+
+
+def local_path(place: str) -> Path:
+    """The path that a place on this machine's disk names."""
+    return Path(os.path.abspath(place.removeprefix("file://") if place.startswith("file://") else place))
+
+
+def _in_store(place: str) -> bool:
+    if not is_url(place) or place.startswith("file://"):
+        return False
+    if scheme_of(place) not in EXTRAS:
+        raise BadInput(
+            f"{shown(place)}: files are read and written on this machine's disk and at s3://, gs:// and az://; give one "
+            "of these"
+        )
+    return True
+
+
+def _inputs_on_disk(path: Path) -> list[InputPlace]:
+    if path.is_file():
+        return [_of_disk(path, path.parent)]
+    if path.is_dir():
+        files, root = (each for each in path.rglob("*")), path
+    elif WILD.search(str(path)):
+        root = Path(_before_wildcard(str(path)))
+        files = (Path(each) for each in glob.iglob(str(path), recursive=True))
+    else:
+        return []
+    return [_of_disk(each, root) for each in files if not _hidden(str(each.relative_to(root))) and each.is_file()]
+
+
+def _of_disk(path: Path, root: Path) -> InputPlace:
+    found = path.stat()
+    return InputPlace(path.relative_to(root).as_posix(), str(path), found.st_size, str(found.st_mtime_ns))
+
+
+def _inputs_in_store(url: str) -> list[InputPlace]:
+    store, path = store_of(url)
+    store.invalidate_cache()
+
+    def found() -> list[InputPlace]:
+        if WILD.search(path):
+            root, files = _before_wildcard(path), store.glob(path, detail=True)
+        else:
+            root, files = path, store.find(path, detail=True)
+            if list(files) == [path]:
+                root = path.rpartition("/")[0]
+        if not files:
+            store.ls(root)  # of a bucket that is not there, or may not be read, the store says so
+        return [
+            _of_store(url, each, about, root)
+            for each, about in files.items()
+            if about["type"] == "file" and not _hidden(each.removeprefix(root))
+        ]
+
+    try:
+        return tried(url, "", found, does="read")
+    except BadInput as fault:
+        if "no such bucket" not in fault.message:
+            raise
+        return []
+
+
+def _of_store(url: str, path: str, about: dict[str, Any], root: str) -> InputPlace:
+    mark = next((str(about[key]) for key in ("ETag", "etag", "LastModified", "last_modified") if about.get(key)), "")
+    return InputPlace(path.removeprefix(root).lstrip("/"), f"{scheme_of(url)}://{path}", int(about["size"]), mark)
+
+
+def _before_wildcard(pattern: str) -> str:
+    """The folder before the first wildcard."""
+    match = WILD.search(pattern)
+    return pattern[: match.start() if match else None].rpartition("/")[0] or "/"
+
+
+def _hidden(name: str) -> bool:
+    return any(part.startswith(HIDDEN) for part in name.strip("/").split("/"))
+
+
+class DiskFolder:
+    """A folder on a disk, which several machines may share."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.place = path, str(path)
+
+    def make(self) -> None:
+        """Makes the folder, if it is not there."""
+        with self._refused():
+            self.path.mkdir(parents=True, exist_ok=True)
+
+    def sizes(self) -> dict[str, int]:
+        """The bytes of each file in it and below, by name, but for files of a writer (`.*.partial`) and locks."""
+        found = (each for each in self.path.rglob("*") if not each.name.startswith(".") and each.is_file())
+        return {each.relative_to(self.path).as_posix(): each.stat().st_size for each in found}
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a file; None if there is none."""
+        try:
+            return (self.path / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[Path]:
+        """A path beside the file `name`, which it is renamed to at the end."""
+        target = self.path / name
+        # Two machines may write the same part, if one of them was thought dead.
+        beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}{PARTIAL}")
+        with self._refused():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                yield beside
+                sync(beside)
+                os.replace(beside, target)
+                sync(target.parent)
+            finally:
+                beside.unlink(missing_ok=True)
+
+    def remove(self, name: str) -> None:
+        """Removes a file, if it is there."""
+        with self._refused():
+            (self.path / name).unlink(missing_ok=True)
+
+    def remove_partial_files(self) -> None:
+        """Removes what writers that were killed have left."""
+        for each in self.path.rglob(f".*{PARTIAL}"):
+            each.unlink(missing_ok=True)
+
+    @contextmanager
+    def _refused(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if no_room(error):
+                raise BadInput(
+                    f"{self.place} could not be written: {error.strerror}. Make room, and give the same command again"
+                ) from error
+            if error.filename is not None and not str(error.filename).startswith(self.place):
+                raise  # of an input
+            raise BadInput(
+                f"--output {self.place} cannot be written ({error.strerror or error}); give another folder"
+            ) from error
+
+
+class StoreFolder:
+    """A folder of an object store."""
+
+    def __init__(self, url: str) -> None:
+        self.place = url.rstrip("/")
+
+    @cached_property
+    def _store(self) -> tuple[Any, str]:
+        return store_of(self.place)
+
+    def make(self) -> None:
+        """Nothing: a store has no folders."""
+
+    def sizes(self) -> dict[str, int]:
+        """The bytes of each file in it and below, by name."""
+        store, folder = self._store
+        store.invalidate_cache()
+        return tried(self.place, "", lambda: listed(store, folder), does="read")
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a file; None if there is none."""
+        store, folder = self._store
+
+        def content() -> bytes | None:
+            try:
+                return bytes(store.cat_file(f"{folder}/{name}"))
+            except FileNotFoundError:
+                return None
+
+        return tried(self.place, name, content, does="read")
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[Path]:
+        """A path on this machine's disk, whose content is uploaded at the end."""
+        store, folder = self._store
+        with tempfile.TemporaryDirectory(prefix="stillroom-") as here:
+            local = Path(here) / "part"
+            yield local
+            tried(self.place, name, lambda: store.put_file(str(local), f"{folder}/{name}"))
+
+    def remove(self, name: str) -> None:
+        """Removes a file, if it is there."""
+        store, folder = self._store
+        tried(self.place, name, lambda: removed(store, f"{folder}/{name}"))

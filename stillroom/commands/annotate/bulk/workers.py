@@ -1,0 +1,202 @@
+"""Hands parts to workers, one to each, and gives back what they made. A worker that dies is replaced, and its part is made again."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, Protocol
+
+from serve.errors import InternalError, StillroomError
+from stillroom.commands.annotate.bulk.annotator import Annotator, Ready
+from stillroom.commands.annotate.bulk.plan import Job, Part
+
+# Items that were given to workers this often, and each of them died, are given up. So are workers that die so often at their start.
+MOST_DEATHS = 3
+# How often Ctrl-C is looked for while no worker answers.
+LOOK_EVERY_S = 1.0
+# Niceness of worker processes, as of those of the server.
+NICE = 5
+
+
+class Worker(Protocol):
+    """A process that has an `Annotator`."""
+
+    died: tuple[type[Exception], ...]
+    """The exceptions of a future whose process died."""
+
+    def start(self) -> "Future[Any]":
+        """Starts the process, or another one after it died. The future gives its `Ready`, or a StillroomError."""
+
+    def submit(self, method: str, item: Any) -> "Future[Any]":
+        """Calls a method of the `Annotator`. The future gives its result, or the StillroomError that it raised."""
+
+    def end(self) -> None:
+        """Ends the process at once."""
+
+
+class WorkerGroup:
+    """Workers, started when the first item comes; a context manager. `check` is called with each `Ready`, and may raise."""
+
+    def __init__(self, workers: Sequence[Worker], check: Callable[[Ready], None] = lambda ready: None) -> None:
+        self.workers, self._check = workers, check
+        self._busy: dict[Future[Any], tuple[Worker, str, Any]] = {}
+        self._idle: list[Worker] = []
+        self._start_deaths = 0
+
+    def __enter__(self) -> "WorkerGroup":
+        for worker in self.workers:
+            self._busy[worker.start()] = (worker, "", None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.workers:
+            worker.end()
+
+    def results(
+        self, method: str, items: Iterable[Any], waiting_for: Callable[[], None] = lambda: None
+    ) -> Iterator[tuple[Any, Any]]:
+        """Calls `method` with each item, one at a time in each worker. Yields each item with its result, as they come.
+
+        After the first StillroomError no more items are begun; those under way are yielded before it is raised. `waiting_for` is called
+        about every second.
+
+        Raises:
+            StillroomError: the first one of a worker.
+            InternalError: workers died repeatedly with the same item, or at their start; or there is a bug.
+        """
+        left, deaths, fault = deque(items), Counter[Any](), None
+        while (left and fault is None) or any(each for _, each, _ in self._busy.values()):
+            while self._idle and left and fault is None:
+                worker, item = self._idle.pop(), left.popleft()
+                self._busy[worker.submit(method, item)] = (worker, method, item)
+            done, _ = wait(self._busy, LOOK_EVERY_S, FIRST_COMPLETED)
+            waiting_for()
+            for future in done:
+                worker, asked, item = self._busy.pop(future)
+                try:
+                    result = future.result()
+                except worker.died as error:
+                    self._busy[worker.start()] = (worker, "", None)
+                    if asked:
+                        left.appendleft(item)
+                        deaths[item] += 1
+                    else:
+                        self._start_deaths += 1
+                    if max(deaths[item] if asked else 0, self._start_deaths) >= MOST_DEATHS:
+                        raise _too_many_deaths(item, error) from error
+                    continue
+                if isinstance(result, StillroomError):
+                    fault = fault or result
+                elif asked:
+                    yield item, result
+                else:
+                    self._check(result)
+                    self._start_deaths = 0
+                self._idle.append(worker)
+        if fault is not None:
+            raise fault
+
+
+def _too_many_deaths(item: Any, error: Exception) -> InternalError:
+    what = "at their start"
+    if isinstance(item, Part):
+        what = f"with the same rows ({item.source.name}, {item.start.row + 1:,} to {item.end:,})"
+    elif item is not None:
+        what = f"with the same file ({item.name})"
+    why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return InternalError(
+        f"worker processes died {MOST_DEATHS} times {what}, perhaps for lack of memory; give fewer --processes or more memory ({why})"
+    )
+
+
+class LocalWorker:
+    """A process on this machine."""
+
+    died: tuple[type[Exception], ...] = (BrokenProcessPool,)
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._pool: ProcessPoolExecutor | None = None
+        self._pid = 0
+
+    def start(self) -> "Future[Any]":
+        """Starts the process, or another one after it died."""
+        if self._pool:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        spawn = multiprocessing.get_context("spawn")  # a copy of this process would have its threads' locks
+        self._pool = ProcessPoolExecutor(1, spawn, initializer=_begin, initargs=(self._job,))
+        ready = self._pool.submit(_called, "ready", None)
+        ready.add_done_callback(self._note_pid)
+        return ready
+
+    def submit(self, method: str, item: Any) -> "Future[Any]":
+        """Calls a method of the process's `Annotator`."""
+        assert self._pool is not None
+        try:
+            return self._pool.submit(_called, method, item)
+        except BrokenProcessPool as error:  # it died while it was idle
+            dead: Future[Any] = Future()
+            dead.set_exception(error)
+            return dead
+
+    def end(self) -> None:
+        """Ends the process at once."""
+        if self._pool:
+            if self._pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._pid, signal.SIGKILL)
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _note_pid(self, ready: "Future[Any]") -> None:
+        if not ready.cancelled() and ready.exception() is None and isinstance(ready.result(), Ready):
+            self._pid = ready.result().pid
+
+
+_annotator: Annotator | None = None  # of a worker process
+
+
+def _begin(job: Job) -> None:
+    """Makes the `Annotator` of a worker process, which ends when the process that started it does."""
+    global _annotator  # noqa: PLW0603 - ProcessPoolExecutor has no other place for the state of a process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends this process
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    os.nice(NICE)
+    settle_threads(job.threads)
+
+    def open_pipeline() -> Any:
+        from serve.model.pipeline import Pipeline
+
+        return Pipeline(job.bundle, job.variant, job.threads, device=job.device, log_notes=False)
+
+    _annotator = Annotator(job, open_pipeline)
+
+
+def _end_with(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
+
+
+def settle_threads(threads: int) -> None:
+    """Bounds the tokenizer's threads, which are one for every core otherwise. Call it before tokenizers is loaded."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
+    os.environ["RAYON_NUM_THREADS"] = str(threads)
+
+
+def called(annotator: Annotator, method: str, item: Any) -> Any:
+    """The result of a method of `annotator`, or the StillroomError that it raised."""
+    try:
+        return getattr(annotator, method)(*(() if item is None else (item,)))
+    except StillroomError as fault:
+        return fault
+
+
+def _called(method: str, item: Any) -> Any:
+    assert _annotator is not None
+    return called(_annotator, method, item)
