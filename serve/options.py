@@ -82,6 +82,8 @@ class Option:
     """The type of one value: int, float, str, bool or Path."""
     several: bool
     """Whether it holds a tuple of values."""
+    urls: bool
+    """Whether a path may be a URL, which stays text."""
     optional: bool
     """Whether it may be None."""
     required: bool
@@ -145,6 +147,9 @@ def _settings_of(holder: Any, within: str, panel: str) -> list[Option]:
 
 def _option(holder: type, each: "Field[Any]", within: str, panel: str) -> Option:
     kind, optional, several, about = get_type_hints(holder)[each.name], False, False, dict(each.metadata["setting"])
+    urls = kind == Path | str
+    if urls:
+        kind = Path
     if get_origin(kind) in (Union, UnionType):
         (kind,) = (part for part in get_args(kind) if part is not type(None))
         optional = True
@@ -155,7 +160,9 @@ def _option(holder: type, each: "Field[Any]", within: str, panel: str) -> Option
     required = each.default is MISSING
     about["flag"] = about["flag"] or "--" + each.name.replace("_", "-")
     about["panel"] = about["panel"] or panel
-    return Option(each.name, within, kind, several, optional, required, None if required else each.default, **about)
+    return Option(
+        each.name, within, kind, several, urls, optional, required, None if required else each.default, **about
+    )
 
 
 def make(kind: type[Settings], values: Mapping[str, Any], *, verb: str = "", needed: Container[str] = ()) -> Settings:
@@ -267,6 +274,8 @@ def _parts(option: Option, text: str) -> list[Any]:
 
 
 def _one(option: Option, value: Any) -> Any:
+    if option.urls and isinstance(value, str) and "://" in value:
+        return value
     if option.kind is float and type(value) is int:
         value = float(value)
     if option.kind is Path and isinstance(value, str):

@@ -17,16 +17,14 @@ class Annotation:
     """What to annotate, and how."""
 
     bundle: Path
-    input: str = setting(
+    input: Path | str = setting(
         help="A file of text: .jsonl, .json, .csv, .tsv or .parquet with `text`, or .txt; .gz too; - is stdin. Or many: a folder, a "
         "pattern such as 'in/*.parquet', or a URL (s3://, gs://, az://).",
-        metavar="FILE",
         panel=ROWS,
     )
-    output: str = setting(
+    output: Path | str = setting(
         help="JSON lines, one for each row, in order; - is stdout. A name that ends in .parquet is a table, in .npy an array of vectors. "
         "For many inputs: a folder or URL, which gets a file for each part.",
-        metavar="FILE",
         panel=ROWS,
     )
     options: AnswerOptions = group(AnswerOptions, panel=ANSWERS)

@@ -147,7 +147,7 @@ def _as_table(settings: Annotation) -> dict[str, Any]:
     options = settings.options
     if manifest.vector_width:
         options = dataclasses.replace(options, encoding_format="base64")
-    document = annotate(dataclasses.replace(settings, output=str(rows), options=options))
+    document = annotate(dataclasses.replace(settings, output=rows, options=options))
     say(f"writing {out}")
     if out.suffix == ARRAY:
         width = options.dimensions or manifest.vector_width

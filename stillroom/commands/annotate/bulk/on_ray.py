@@ -11,9 +11,10 @@ The bundle's files go through Ray's object store to nodes that do not have them.
 import os
 import platform
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -52,19 +53,25 @@ def ray_workers(address: str, job: Job, processes: int | None) -> Iterator[list[
     Raises:
         BadInput: Ray is not installed, nothing answers at the address, its versions differ, or it has too few CPUs.
     """
-    ray = _connected(address, job, processes)
-    try:
-        cpus = int(ray.cluster_resources().get("CPU", 0))
-        count = processes or cpus // job.threads
-        if count * job.threads > cpus or not count:
-            raise BadInput(
-                f"--ray {address} has {cpus} CPUs, and {count or 1} x {job.threads} are asked for; give fewer --processes or "
-                "--threads, or a larger cluster"
-            )
-        files = ray.put(_files_of(Path(job.bundle)))
-        yield [RayWorker(ray, job, files) for _ in range(count)]
-    finally:
-        ray.shutdown()
+    # Ray prints on stdout which of its processes died, where `--json` has its document.
+    with redirect_stdout(sys.stderr):
+        ray = _connected(address, job, processes)
+        try:
+            yield _workers(ray, address, job, processes)
+        finally:
+            ray.shutdown()
+
+
+def _workers(ray: Any, address: str, job: Job, processes: int | None) -> "list[Worker]":
+    cpus = int(ray.cluster_resources().get("CPU", 0))
+    count = processes or cpus // job.threads
+    if count * job.threads > cpus or not count:
+        raise BadInput(
+            f"--ray {address} has {cpus} CPUs, and {count or 1} x {job.threads} are asked for; give fewer --processes or "
+            "--threads, or a larger cluster"
+        )
+    files = ray.put(_files_of(Path(job.bundle)))
+    return [RayWorker(ray, job, files) for _ in range(count)]
 
 
 def check_node(ready: Ready) -> None:
@@ -103,11 +110,9 @@ def _connected(address: str, job: Job, processes: int | None) -> Any:
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         what = " ".join(lines[:3])
-        remedy = (
-            "install the cluster's versions here"
-            if "ersion" in what
-            else "give the address of a running cluster, such as HOST:6379"
-        )
+        remedy = "install the cluster's versions here"
+        if "ersion" not in what:
+            remedy = "give the address of a running cluster, such as HOST:6379; if it asks for a token, set RAY_AUTH_MODE=token"
         raise BadInput(f"--ray {address} cannot be used ({what}); {remedy}") from None
     return ray
 

@@ -43,8 +43,8 @@ SHOWN_INPUTS = 5  # with bad rows, in a message
 def is_bulk(settings: Annotation) -> bool:
     """Whether the output is a folder of parts: for several inputs or a URL, for an output that is a folder or a URL, and with Ray."""
     given, out = settings.input, settings.output
-    several = is_url(given) or Path(given).is_dir() or (bool(WILD.search(given)) and not Path(given).exists())
-    return bool(settings.ray) or several or is_url(out) or out.endswith(os.sep) or Path(out).is_dir()
+    several = is_url(given) or Path(given).is_dir() or (bool(WILD.search(str(given))) and not Path(given).exists())
+    return bool(settings.ray) or several or is_url(out) or Path(out).is_dir()
 
 
 def annotate_files(settings: Annotation) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def _checked(settings: Annotation) -> tuple[Bundle, list[InputPlace], Job]:
     if bundle:
         choice = faults.check(lambda: choose(bundle, settings.variant, device=settings.device))
     columns = columns_of(settings, bundle.manifest if bundle else None)
-    sources = faults.check(lambda: inputs_of(settings.input)) or []
+    sources = faults.check(lambda: inputs_of(str(settings.input))) or []
     by_format: dict[str, list[InputPlace]] = {}
     for source in sources:
         by_format.setdefault(input_format(source, settings.format), []).append(source)
@@ -151,7 +151,7 @@ def _checked(settings: Annotation) -> tuple[Bundle, list[InputPlace], Job]:
     assert choice is not None
     for note in choice.notes:
         say(note)
-    output = settings.output if is_url(settings.output) else str(local_path(settings.output))
+    output = str(settings.output) if is_url(settings.output) else str(local_path(str(settings.output)))
     job = Job(
         bundle=str(bundle.path.absolute()),
         digest=bundle.manifest.digest,
@@ -170,18 +170,18 @@ def _checked(settings: Annotation) -> tuple[Bundle, list[InputPlace], Job]:
 
 
 def _setting_faults(settings: Annotation) -> Iterator[str]:
-    if settings.input == str(STDIN) or settings.output == "-":
+    if STDIN in (settings.input, settings.output):
         yield "standard input and output have no parts; give --input a file, folder or pattern, and --output a folder"
         return
     if settings.ray and settings.device != "cpu":
         yield f"--device {settings.device} with --ray: workers of Ray run on CPUs; leave one of the two out"
     if not is_url(settings.output):
-        out = local_path(settings.output)
+        out = local_path(str(settings.output))
         if out.exists() and not out.is_dir():
             yield f"--output {out} is a file; many inputs, and --ray, need a folder, which gets a file for each part"
         elif not out.exists() and out.suffix in {*SUFFIXES, *(f".{each}" for each in FORMATS)}:
             yield f"--output {out} has the name of a file; many inputs, and --ray, need a folder, which gets a file for each part"
-        given = None if is_url(settings.input) else local_path(settings.input)
+        given = None if is_url(settings.input) else local_path(str(settings.input))
         if given and given.is_dir() and out.is_relative_to(given):
             yield f"--output {out} is in the input folder, and its parts would be inputs of the next run; give another folder"
 
@@ -209,24 +209,29 @@ def _alone(storage: Storage) -> Iterator[None]:
     if not isinstance(storage, DiskFolder):
         yield
         return
-    new = not storage.path.exists()
+    new, lock = not storage.path.exists(), storage.path / LOCK
     storage.make()
-    descriptor = os.open(storage.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            if not os.path.samestat(os.fstat(descriptor), lock.stat()):  # the run that made it has ended and removed it
+                raise BlockingIOError
+        except (BlockingIOError, FileNotFoundError) as error:
             raise BadInput(
                 f"another `annotate` is writing {storage.place}; wait for it, or give another --output"
             ) from error
-        storage.remove_partial_files()
-        yield
+        try:
+            storage.remove_partial_files()
+            yield
+        finally:
+            storage.remove_partial_files()  # of workers that were killed
+            lock.unlink(missing_ok=True)
+            if new:
+                with contextlib.suppress(OSError):  # where something was written
+                    storage.path.rmdir()
     finally:
         os.close(descriptor)
-    storage.remove(LOCK)
-    if new:
-        with contextlib.suppress(OSError):
-            storage.path.rmdir()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,319 @@
+"""`stillroom annotate` over a folder: parts of each input, made once."""
+
+import datetime
+import gzip
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pytest
+from lookup_bundles import city_table, write_bundle, write_vectors_bundle
+from pyarrow import parquet
+
+from serve.errors import BadInput
+from stillroom.commands.annotate.bulk.manifest import MANIFEST
+from stillroom.commands.annotate.bulk.run import annotate_files, is_bulk, summary
+from stillroom.commands.annotate.runner import annotate
+from stillroom.settings.annotate import Annotation
+
+TEXTS = [f"{'please ' * (number % 5)}{['rome', 'fly to rome', 'fly'][number % 3]}" for number in range(23)]
+
+
+def table(first: int = 0) -> pa.Table:
+    return pa.table({
+        "id": pa.array(range(first, first + 23), pa.int16()),
+        "text": TEXTS,
+        "day": [datetime.date(2026, 1, 1 + number) for number in range(23)],
+        "tags": pa.array([["a", "b"][: number % 3] for number in range(23)], pa.list_(pa.string())),
+    })  # fmt: skip
+
+
+def write_inputs(folder: Path) -> None:
+    """A file of each kind, with what makes the places of rows hard to find: blank lines, line ends in cells, a byte-order mark."""
+    (folder / "deep").mkdir(parents=True)
+    lines = [json.dumps({"id": number, "text": text}) for number, text in enumerate(TEXTS)]
+    (folder / "lines.jsonl").write_text("\ufeff" + "\n\n".join(lines), encoding="utf-8")
+    cells = [f'{number},"{text}","two\nlines"' for number, text in enumerate(TEXTS)]
+    (folder / "deep" / "cells.csv").write_text("\n\nid,text,note\n" + "\n".join(cells) + "\n", encoding="utf-8")
+    (folder / "plain.txt").write_text("\r\n".join(TEXTS) + "\r\n", encoding="utf-8")
+    (folder / "packed.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    (folder / "array.json").write_text(f"[{', '.join(lines)}]", encoding="utf-8")
+    parquet.write_table(table(), folder / "table.parquet", row_group_size=7)
+
+
+def settings_of(bundle: Path, given: Path | str, out: Path | str, **more: Any) -> Annotation:
+    return Annotation(bundle, given, out, **({"processes": 1, "part_rows": 5} | more))
+
+
+def parts_of(out: Path, name: str) -> list[Path]:
+    return sorted(out.glob(f"{name}-*"))
+
+
+def digests(out: Path) -> dict[str, str]:
+    files = [each for each in out.rglob("*") if each.is_file() and each.name != MANIFEST]
+    return {each.relative_to(out).as_posix(): hashlib.sha256(each.read_bytes()).hexdigest() for each in files}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bundle(tmp_path_factory.mktemp("bundles") / "plain", city_table())
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bulk") / "in"
+    write_inputs(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(plain: Path, inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of the inputs. Not to be changed."""
+    out = tmp_path_factory.mktemp("bulk") / "out"
+    document = annotate_files(settings_of(plain, inputs, out, processes=2))
+    assert (document["files"], document["rows"], document["parts_before"], document["bad_rows"]) == (6, 138, 0, 0)
+    assert summary(document)[0].startswith("138 rows of 6 files by ")
+    return out
+
+
+@pytest.mark.parametrize("name", ["lines.jsonl", "deep/cells.csv", "plain.txt", "packed.jsonl.gz", "array.json"])
+def test_the_parts_of_a_file_are_the_answers_to_the_whole_file(
+    name: str, plain: Path, inputs: Path, whole: Path, tmp_path: Path
+) -> None:
+    annotate(Annotation(plain, inputs / name, tmp_path / "one.jsonl", processes=1))
+    parts = parts_of(whole, name)
+    assert len(parts) == (1 if name in ("packed.jsonl.gz", "array.json") else 5)
+    assert b"".join(part.read_bytes() for part in parts) == (tmp_path / "one.jsonl").read_bytes()
+
+
+def test_a_parquet_input_has_parquet_parts_with_all_its_columns(
+    plain: Path, inputs: Path, whole: Path, tmp_path: Path
+) -> None:
+    annotate(Annotation(plain, inputs / "table.parquet", tmp_path / "one.parquet", processes=1))
+    parts = parts_of(whole, "table.parquet")
+    assert [part.name for part in parts][:2] == [
+        "table.parquet-000000000000-000000000005.parquet",
+        "table.parquet-000000000005-000000000010.parquet",
+    ]
+    found = pa.concat_tables(parquet.read_table(part) for part in parts)
+    assert found.equals(parquet.read_table(tmp_path / "one.parquet"))
+    assert found.drop_columns(["answer"]).equals(table())
+
+
+def test_the_manifest_has_the_digest_of_each_part(whole: Path) -> None:
+    manifest = json.loads((whole / MANIFEST).read_bytes())
+    assert manifest["complete"]
+    assert {name: part["sha256"] for name, part in manifest["parts"].items()} == digests(whole)
+    assert sum(part["rows"] for part in manifest["parts"].values()) == 138
+
+
+def test_a_rerun_makes_what_is_missing_and_nothing_twice(
+    plain: Path, inputs: Path, whole: Path, tmp_path: Path
+) -> None:
+    given, out = tmp_path / "in", tmp_path / "out"
+    shutil.copytree(inputs, given)  # with the times of the files
+    settings = settings_of(plain, given, out)
+    annotate_files(settings)
+    assert digests(out) == digests(whole)
+    missing, unlisted, cut = (part.name for part in parts_of(out, "lines.jsonl")[:3])
+    (out / missing).unlink()
+    (out / cut).write_bytes(b"half a li")
+    manifest = json.loads((out / MANIFEST).read_bytes())
+    del manifest["parts"][unlisted]  # of a driver that was killed before it wrote the manifest again
+    (out / MANIFEST).write_text(json.dumps(manifest))
+    (out / f".{missing}.0.partial").write_text("of a writer that was killed")
+    (given / "more.txt").write_text("fly\n")
+    before = {each: each.stat().st_mtime_ns for each in out.rglob("[a-z]*-0*")}
+    document = annotate_files(settings)
+    changed = {each.name for each, stamp in before.items() if each.stat().st_mtime_ns != stamp}
+    assert changed == {cut}
+    assert (document["rows"] - document["rows_before"], document["files"]) == (11, 7)
+    assert not list(out.rglob(".*"))
+    assert digests(out).items() > digests(whole).items()
+    manifest = json.loads((out / MANIFEST).read_bytes())
+    assert {name: part["sha256"] for name, part in manifest["parts"].items()} == digests(out)
+    assert annotate_files(settings)["texts_per_s"] is None
+
+
+def test_vectors_are_lists_of_float32_in_parquet(tmp_path: Path) -> None:
+    bundle = write_vectors_bundle(tmp_path / "vectors")
+    parquet.write_table(table(), tmp_path / "in.parquet")
+    annotate_files(settings_of(bundle, tmp_path / "in.parquet", tmp_path / "out", part_rows=20, answer_field="vector"))
+    parts = parts_of(tmp_path / "out", "in.parquet")
+    found = pa.concat_tables(parquet.read_table(part) for part in parts)
+    annotate(Annotation(bundle, tmp_path / "in.parquet", tmp_path / "one.parquet", answer_field="vector"))
+    assert found.schema.field("vector").type == pa.list_(pa.float32())
+    assert found.equals(parquet.read_table(tmp_path / "one.parquet"))
+
+
+def test_bad_rows_are_named_before_anything_is_answered(plain: Path, tmp_path: Path) -> None:
+    given = tmp_path / "in"
+    given.mkdir()
+    (given / "a.jsonl").write_text('{"text": "fly"}\nnot json\n{"no": 1}\n')
+    parquet.write_table(pa.table({"text": ["fly", None, "rome"]}), given / "b.parquet")
+    with pytest.raises(BadInput) as told:
+        annotate_files(settings_of(plain, given, tmp_path / "out"))
+    assert f"{given / 'a.jsonl'}, line 2: is not JSON" in str(told.value)
+    assert f"{given / 'a.jsonl'}, line 3: has no field \"text\"; its fields are 'no'" in str(told.value)
+    assert f"{given / 'b.parquet'}, row 2: " in str(told.value)
+    assert not (tmp_path / "out").exists()
+    document = annotate_files(settings_of(plain, given, tmp_path / "out", bad_rows="skip"))
+    assert (document["rows"], document["bad_rows"]) == (6, 3)
+    (lines,) = parts_of(tmp_path / "out", "a.jsonl")
+    assert [list(json.loads(line)) for line in lines.read_text().splitlines()] == [
+        ["text", "answer"],
+        ["error"],
+        ["error"],
+    ]
+    (part,) = parts_of(tmp_path / "out", "b.parquet")
+    found = parquet.read_table(part)
+    assert [each is None for each in found["error"].to_pylist()] == [True, False, True]
+    assert [each is None for each in found["answer"].to_pylist()] == [False, True, False]
+
+
+def test_a_row_that_fails_in_the_model_stops_the_work_and_the_rest_is_kept(cities: Path, tmp_path: Path) -> None:
+    given = tmp_path / "in.txt"
+    given.write_text("fly\n" * 7 + "love it\n" + "fly\n" * 7)  # its model says NaN at `it`
+    with pytest.raises(Exception, match=r"in.txt, line 8: (?s:.*)1 of 3 parts are in .*Give the same command again"):
+        annotate_files(settings_of(cities, given, tmp_path / "out"))
+    assert [part.name for part in parts_of(tmp_path / "out", "in.txt")] == ["in.txt-000000000000-000000000005.jsonl"]
+
+
+def refused(bundle: Path, given: Path | str, out: Path | str, **more: Any) -> str:
+    with pytest.raises(BadInput) as told:
+        annotate_files(settings_of(bundle, given, out, **more))
+    return told.value.message
+
+
+def test_an_output_of_another_job_is_refused_and_kept(
+    plain: Path, cities: Path, inputs: Path, whole: Path, tmp_path: Path
+) -> None:
+    out, given = tmp_path / "out", tmp_path / "in"
+    shutil.copytree(inputs, given)
+    shutil.copytree(whole, out)
+    before = digests(out)
+    assert f"{inputs / 'array.json'}" not in refused(plain, given, out)  # the same files elsewhere are other inputs
+    assert "array.json has changed" in refused(plain, given, out)
+    assert "was begun with bundle " in refused(cities, inputs, out)
+    assert "part_rows 5, now 6" in refused(plain, inputs, out, part_rows=6)
+    assert 'field "answer", now "a"' in refused(plain, inputs, out, answer_field="a")
+    assert "deep/cells.csv is missing, lines.jsonl is missing" in refused(plain, f"{inputs}/*.parquet", out)
+    assert digests(out) == before
+    (out / MANIFEST).unlink()
+    assert "holds files that `annotate` did not write" in refused(plain, inputs, out)
+    assert "holds files that `annotate` did not write" in refused(plain, inputs, out, restart=True)
+    assert digests(out) == before
+
+
+def test_restart_removes_the_parts_and_nothing_else(plain: Path, inputs: Path, whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    (out / "mine.txt").write_text("mine")
+    annotate_files(settings_of(plain, inputs / "plain.txt", out, part_rows=20, restart=True))
+    assert sorted(each.name for each in out.rglob("*") if each.is_file()) == [
+        MANIFEST,
+        "mine.txt",
+        "plain.txt-000000000000-000000000020.jsonl",
+        "plain.txt-000000000020-000000000023.jsonl",
+    ]
+
+
+def test_faults_of_places_are_told_in_one_message(plain: Path, inputs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert "no file is there; give a file, a folder, or a pattern" in refused(plain, f"{inputs}/*.orc", out)
+    assert "no file is there" in refused(plain, tmp_path / "none", out)
+    assert "has the name of a file" in refused(plain, inputs, tmp_path / "out.jsonl")
+    assert "is in the input folder" in refused(plain, inputs, inputs / "out")
+    assert "standard input and output have no parts" in refused(plain, "-", out)
+    assert "files are read and written on this machine's disk and at s3://" in refused(
+        plain, "https://host/in.jsonl", out
+    )
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "notes.doc").write_text("x")
+    told = refused(plain, tmp_path / "odd", tmp_path / "x.parquet")
+    assert told.startswith("2 faults were found; nothing was done.")
+    assert "notes.doc is no known format" in told
+    assert not out.exists()
+
+
+def test_what_becomes_a_folder_of_parts(inputs: Path, tmp_path: Path) -> None:
+    def bulk(given: Path | str, out: Path | str, **more: Any) -> bool:
+        return is_bulk(Annotation(tmp_path, given, out, **more))
+
+    assert bulk(inputs, tmp_path / "out")
+    assert bulk(f"{inputs}/*.txt", tmp_path / "out")
+    assert bulk("s3://bucket/in.txt", tmp_path / "out")
+    assert bulk(inputs / "plain.txt", tmp_path)
+    assert bulk(inputs / "plain.txt", "s3://bucket/out")
+    assert bulk(inputs / "plain.txt", tmp_path / "out", ray="local")
+    assert not bulk(inputs / "plain.txt", tmp_path / "out.jsonl")
+    assert not bulk("-", "-")
+
+
+def started(bundle: Path, given: Path, out: Path, *more: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "stillroom", "annotate", str(bundle), "--input", str(given), "--output", str(out)]
+    command += ["--part-rows", "50", "--processes", "1", *more]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_parts(out: Path, count: int, process: "subprocess.Popen[str]") -> None:
+    until = time.monotonic() + 60
+    while len(list(out.glob("*.jsonl"))) < count:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_rerun_after_kills_and_ctrl_c_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    bundle, given, out = tmp_path / "slow", tmp_path / "in.txt", tmp_path / "out"
+    write_bundle(bundle, city_table(), layers=60)
+    given.write_text("fly to rome please " * 8 + "\n", encoding="utf-8")
+    given.write_text(given.read_text() * 1000)
+    annotate_files(settings_of(bundle, given, tmp_path / "undisturbed", part_rows=50))
+    out.mkdir()  # otherwise one file is the output of one file
+
+    driver = started(bundle, given, out)
+    wait_for_parts(out, 2, driver)
+    workers = [each for each in psutil.Process(driver.pid).children() if "spawn_main" in " ".join(each.cmdline())]
+    workers[0].kill()  # is replaced
+    wait_for_parts(out, 5, driver)
+    workers = psutil.Process(driver.pid).children(recursive=True)
+    driver.kill()
+    driver.communicate()
+    _, alive = psutil.wait_procs(workers, timeout=60)
+    assert not alive
+
+    driver = started(bundle, given, out)
+    wait_for_parts(out, 8, driver)
+    driver.send_signal(signal.SIGINT)
+    said = driver.communicate(timeout=60)[1]
+    assert driver.returncode == 130, said
+    assert not list(out.glob(".*.partial"))
+    assert not json.loads((out / MANIFEST).read_bytes())["complete"]
+
+    driver = started(bundle, given, out)
+    said = driver.communicate(timeout=120)[1]
+    assert driver.returncode == 0, said
+    assert " that were there of 1 file by " in said
+    assert digests(out) == digests(tmp_path / "undisturbed")
+
+
+def test_a_second_run_on_the_same_output_is_refused(plain: Path, inputs: Path, tmp_path: Path) -> None:
+    import fcntl
+
+    from stillroom.commands.annotate.bulk.run import LOCK
+
+    (tmp_path / "out").mkdir()
+    with (tmp_path / "out" / LOCK).open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert "another `annotate` is writing" in refused(plain, inputs, tmp_path / "out")
+    assert os.listdir(tmp_path / "out") == [LOCK]
