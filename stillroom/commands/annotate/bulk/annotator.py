@@ -65,6 +65,8 @@ class Made(NamedTuple):
     """A part that is in the output."""
 
     name: str
+    place: str
+    """Its input, for messages."""
     rows: int
     bytes: int
     sha256: str
@@ -122,7 +124,7 @@ class Annotator:
             with self._output.writing(name) as path:
                 (self._write_table if file.format == "parquet" else self._write_lines)(file, part, path, bad)
                 size_bytes, sha256 = path.stat().st_size, sha256_file(path)
-            return Made(name, part.rows, size_bytes, sha256, bad, file.unit)
+            return Made(name, shown(part.source.place), part.rows, size_bytes, sha256, bad, file.unit)
 
     def _check_unchanged(self, part: Part) -> None:
         try:

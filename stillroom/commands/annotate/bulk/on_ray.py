@@ -96,7 +96,8 @@ def _connected(address: str, job: Job, processes: int | None) -> Any:
         ray.init(
             address=LOCAL,
             num_cpus=(processes or max(1, available_cores() // job.threads)) * job.threads,
-            object_store_memory=STORE_BYTES + sum(map(len, _files_of(Path(job.bundle)).values())),
+            object_store_memory=STORE_BYTES
+            + sum(file.bytes for file in open_bundle(job.bundle).manifest.files.values()),
             include_dashboard=False,
             log_to_driver=False,
             logging_level="ERROR",

@@ -134,11 +134,9 @@ def _checked(settings: Annotation) -> tuple[Bundle, list[InputPlace], Job]:
         choice = faults.check(lambda: choose(bundle, settings.variant, device=settings.device))
     columns = columns_of(settings, bundle.manifest if bundle else None)
     sources = faults.check(lambda: inputs_of(str(settings.input))) or []
-    by_format: dict[str, list[InputPlace]] = {}
-    for source in sources:
-        by_format.setdefault(input_format(source, settings.format), []).append(source)
-    for found in by_format.values():  # one file of each format tells
-        faults.messages += input_faults(Path(found[0].name), settings.format, columns)
+    kinds = {(input_format(source, settings.format), Path(source.name).suffix): source for source in sources}
+    for source in kinds.values():  # one file of each kind tells
+        faults.messages += input_faults(Path(source.name), settings.format, columns)
     if bundle and choice:
         faults.messages += option_faults(settings.options, bundle.manifest, choice.variant)
         if bundle.variant(choice.variant)[1].scheme == "dynamic":
@@ -309,7 +307,7 @@ def _how_far(manifest: PartsManifest, parts: Sequence[Part], there: Sequence[Par
 
 def _namer(found: Scan | Made) -> Any:
     """Names rows of an input, as `InputFile.places`."""
-    name = shown(found.source.place) if isinstance(found, Scan) else found.name
+    name = shown(found.source.place) if isinstance(found, Scan) else found.place
 
     def places(lines: Sequence[int], count: int) -> str:
         rest = f" and {count - len(lines):,} more" if count > len(lines) else ""

@@ -3,8 +3,10 @@
 import contextlib
 import multiprocessing
 import os
+import re
 import signal
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -14,9 +16,12 @@ from typing import Any, Protocol
 from serve.errors import InternalError, StillroomError
 from stillroom.commands.annotate.bulk.annotator import Annotator, Ready
 from stillroom.commands.annotate.bulk.plan import Job, Part
+from stillroom.console import say
 
 # Items that were given to workers this often, and each of them died, are given up. So are workers that die so often at their start.
 MOST_DEATHS = 3
+# After this time without any worker the user is told.
+PATIENCE_S = 30.0
 # How often Ctrl-C is looked for while no worker answers.
 LOOK_EVERY_S = 1.0
 # Niceness of worker processes, as of those of the server.
@@ -47,8 +52,10 @@ class WorkerGroup:
         self._busy: dict[Future[Any], tuple[Worker, str, Any]] = {}
         self._idle: list[Worker] = []
         self._start_deaths = 0
+        self._began_s: float | None = None  # None once a worker is ready
 
     def __enter__(self) -> "WorkerGroup":
+        self._began_s = time.monotonic()
         for worker in self.workers:
             self._busy[worker.start()] = (worker, "", None)
         return self
@@ -76,6 +83,9 @@ class WorkerGroup:
                 self._busy[worker.submit(method, item)] = (worker, method, item)
             done, _ = wait(self._busy, LOOK_EVERY_S, FIRST_COMPLETED)
             waiting_for()
+            if self._began_s and time.monotonic() - self._began_s > PATIENCE_S:
+                say(f"still waiting for the first of {len(self.workers)} workers to start; perhaps no core is free")
+                self._began_s = None
             for future in done:
                 worker, asked, item = self._busy.pop(future)
                 try:
@@ -96,7 +106,7 @@ class WorkerGroup:
                     yield item, result
                 else:
                     self._check(result)
-                    self._start_deaths = 0
+                    self._start_deaths, self._began_s = 0, None
                 self._idle.append(worker)
         if fault is not None:
             raise fault
@@ -108,7 +118,10 @@ def _too_many_deaths(item: Any, error: Exception) -> InternalError:
         what = f"with the same rows ({item.source.name}, {item.start.row + 1:,} to {item.end:,})"
     elif item is not None:
         what = f"with the same file ({item.name})"
-    why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    why = (
+        lines[-1] if re.match(r"[\w.]+Error: ", lines[-1]) else lines[0]
+    )  # of an exception in a worker of Ray its last line
     return InternalError(
         f"worker processes died {MOST_DEATHS} times {what}, perhaps for lack of memory; give fewer --processes or more memory ({why})"
     )

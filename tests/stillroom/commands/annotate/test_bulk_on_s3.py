@@ -144,7 +144,9 @@ def test_a_store_that_stops_leaves_whole_parts_and_a_rerun_finishes(
             threading.Thread(target=server.stop).start()
 
     application.after_puts = stop_at_the_eighth
-    with pytest.raises(BadInput, match=r"cannot be (read|written) (?s:.*) parts are in s3://texts/out. Give the same command again"):
+    with pytest.raises(
+        BadInput, match=r"cannot be (read|written) (?s:.*) parts are in s3://texts/out. Give the same command again"
+    ):
         answered(bundle)
     application.after_puts = lambda: None
     server.start()
@@ -192,7 +194,9 @@ def test_what_is_missing_in_a_store_is_named(
     ):
         with pytest.raises(BadInput, match=told):
             answered(bundle, given)
-    with pytest.raises(BadInput, match=r"s3://nosuch/out cannot be written: there is no such bucket or container; create it first"):
+    with pytest.raises(
+        BadInput, match=r"s3://nosuch/out cannot be written: there is no such bucket or container; create it first"
+    ):
         answered(bundle, out="s3://nosuch/out")
     for name in KEYS:
         monkeypatch.delenv(name)
