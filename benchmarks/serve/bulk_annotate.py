@@ -3,7 +3,7 @@
     python benchmarks/serve/bulk_annotate.py BUNDLE TEXTS --rows 200000 --turns 3 --out bulk.json
 
 TEXTS are JSON lines; their texts are drawn again and again, and written with other columns as parquet. In turns, the folder is answered by
-`annotate` without Ray and with `--ray local`, each with `--processes` workers, and one file with all rows by `annotate` as for one file.
+`annotate` without Ray and with `--ray local`, each with `--processes` workers; and with `--one-file` one file with all rows by `annotate`.
 Then a run with Ray loses five actors by SIGKILL, one after another, and then its driver; the same command is given again. The exit code
 is 1 if the parts of any two runs differ. `seconds` are those of answering, as `--json` prints; `wall_s` are those of the whole command.
 """
@@ -127,15 +127,17 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--one-file", action="store_true", help="time also `annotate` of one file with all rows")
     parser.add_argument("--out", type=Path, help="JSON of all turns")
     given = parser.parse_args()
-    turns: dict[str, list[dict[str, Any]]] = {"one_file": [], "local": [], "ray": []}
+    names = (*(["one_file"] if given.one_file else []), "local", "ray")
+    turns: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     parts: dict[str, dict[str, str]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "texts"
         write_input(given.texts, given.rows, folder)
         for turn in range(given.turns):
-            for name in ("one_file", "local", "ray")[:: 1 if turn % 2 else -1]:
+            for name in names[:: 1 if turn % 2 else -1]:
                 out = Path(temporary) / f"{name}-{turn}"
                 how = (given.bundle, folder, out, given.processes)
                 if name == "one_file":
@@ -167,6 +169,7 @@ def main() -> None:
         "sha256_of_parts": parts["local-0"],
         "killed": killed,
         "turns": turns,
+        "load_average": os.getloadavg(),
     }
     print(f"Ray over the same without Ray: {document['ray_over_local']}; parts equal: {equal}")
     print(

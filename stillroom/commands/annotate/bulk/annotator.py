@@ -154,8 +154,8 @@ class Annotator:
         import pyarrow as pa
         from pyarrow import parquet
 
-        job, table, writer = self.job, file.table(), None
-        groups = table_groups(file, table, job.columns, part.start.row, part.end)
+        job, writer = self.job, None
+        groups = table_groups(file, job, part.start.row, part.end)
         try:
             for batch, rows in store_failures(part.source, groups):
                 outcomes = self._outcomes(rows, file, bad)

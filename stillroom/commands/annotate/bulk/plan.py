@@ -102,7 +102,9 @@ def scan(source: InputPlace, job: Job) -> Scan:
         part_rows, most_characters = FROM_START * part_rows, FROM_START * most_characters
     with reading(source, job) as file:
         count, rows_in_part, characters = 0, part_rows, 0
-        found = _table_rows(file, job) if file.format == "parquet" else file.rows()
+        found = file.rows()
+        if file.format == "parquet":
+            found = (row for _, rows in table_groups(file, job, texts_only=True) for row in rows)
         position = file.position(0)
         for row in store_failures(source, found):
             if rows_in_part >= part_rows or characters >= most_characters:
@@ -128,12 +130,13 @@ def reading(source: InputPlace, job: Job, start: Start | None = None) -> Iterato
             Path(source.name),
             job.format,
             job.columns,
-            opened=lambda: opened(source.place),
+            opened=lambda: next(store_failures(source, (opened(place) for place in (source.place,)))),
             name=shown(source.place),
             start=start,
         ) as file:
-            for _ in store_failures(source, _prepared(file)):
-                pass
+            if file.format != "parquet":  # whose rows come from `table_groups`
+                for _ in store_failures(source, _prepared(file)):
+                    pass
             yield file
     except OSError as error:
         if is_url(source.place):
@@ -144,8 +147,7 @@ def reading(source: InputPlace, job: Job, start: Start | None = None) -> Iterato
 
 def _prepared(file: InputFile) -> Iterator[None]:
     """Reads the header, as an iterator so that failures of the store are told."""
-    if file.format != "parquet":
-        file.prepare()
+    file.prepare()
     yield None
 
 
@@ -162,25 +164,19 @@ def store_failures(source: InputPlace, rows: Iterator[Any]) -> Iterator[Any]:
         raise ReadFailed from error
 
 
-def _table_rows(file: InputFile, job: Job) -> Iterator[InputRow]:
-    table = file.table()
-    names = table.schema_arrow.names
-    if job.bad_rows == "skip" and ERROR in names:
-        raise BadInput(
-            f"{file.name} has a column {ERROR}, which is that of errors of --bad-rows skip; rename it, or give --bad-rows stop"
-        )
-    texts = [name for name in (job.columns.text, job.columns.pair, HEAD, TAIL) if name in names]
-    for _, rows in table_groups(file, table, job.columns, 0, table.metadata.num_rows, texts):
-        yield from rows
-
-
 def table_groups(
-    file: InputFile, table: Any, columns: Columns, begin: int, end: int, only: list[str] | None = None
+    file: InputFile, job: Job, begin: int = 0, end: int | None = None, *, texts_only: bool = False
 ) -> Iterator[tuple[Any, list[InputRow]]]:
-    """The rows from `begin` to `end` of a parquet file in Arrow batches, of the columns `only` or of all; and as rows of their texts.
+    """The rows from `begin` to `end` of a parquet file in Arrow batches, of all columns or of those of texts; and as rows of their texts.
 
     Row groups outside the range are not read.
     """
+    table = file.table()
+    if job.bad_rows == "skip" and ERROR in table.schema_arrow.names:
+        raise BadInput(
+            f"{file.name} has a column {ERROR}, which is that of errors of --bad-rows skip; rename it, or give --bad-rows stop"
+        )
+    end = table.metadata.num_rows if end is None else end
     groups: list[int] = []
     before = first = 0
     for group in range(table.metadata.num_row_groups):
@@ -189,16 +185,17 @@ def table_groups(
             first = first if groups else before
             groups.append(group)
         before += rows
-    read = json_row_reader(columns)
-    names = [name for name in (columns.text, columns.pair, HEAD, TAIL) if name in table.schema_arrow.names]
+    read = json_row_reader(job.columns)
+    texts = (job.columns.text, job.columns.pair, *((HEAD, TAIL) if job.columns.relations else ()))
+    names = [name for name in texts if name in table.schema_arrow.names]
+    only = names if texts_only else None
     with file.table_damage_reported():
         for batch in table.iter_batches(batch_size=TABLE_ROWS, row_groups=groups, columns=only, use_threads=False):
-            inside = batch.slice(
-                max(0, begin - first), max(0, min(end - first, batch.num_rows) - max(0, begin - first))
-            )
-            number = max(begin, first) + 1
+            skipped, last = max(0, begin - first), min(end - first, batch.num_rows)
+            number = first + skipped + 1
             first += batch.num_rows
-            if inside.num_rows:
+            if skipped < last:
+                inside = batch.slice(skipped, last - skipped)
                 objects = objects_of(inside.select(names))
                 yield inside, [read(number + place, each) for place, each in enumerate(objects)]
             if first >= end:

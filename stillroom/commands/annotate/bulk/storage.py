@@ -274,7 +274,15 @@ class StoreFolder:
         store, folder = self._store
         with tempfile.TemporaryDirectory(prefix="stillroom-") as here:
             local = Path(here) / "part"
-            yield local
+            try:
+                yield local
+            except OSError as error:
+                if no_room(error):
+                    raise BadInput(
+                        f"there is no room in {tempfile.gettempdir()}, where files are written before they are uploaded; make room, or set "
+                        "TMPDIR to another folder"
+                    ) from error
+                raise
             tried(self.place, name, lambda: store.put_file(str(local), f"{folder}/{name}"))
 
     def remove(self, name: str) -> None:

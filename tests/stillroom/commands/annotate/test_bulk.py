@@ -20,8 +20,13 @@ from lookup_bundles import city_table, write_bundle, write_vectors_bundle
 from pyarrow import parquet
 
 from serve.errors import BadInput
+from serve.text.answers import AnswerOptions
+from stillroom.commands.annotate.bulk import plan
 from stillroom.commands.annotate.bulk.manifest import MANIFEST
+from stillroom.commands.annotate.bulk.plan import Job
 from stillroom.commands.annotate.bulk.run import annotate_files, is_bulk, summary
+from stillroom.commands.annotate.reader import InputFile
+from stillroom.commands.annotate.rows import Columns
 from stillroom.commands.annotate.runner import annotate
 from stillroom.settings.annotate import Annotation
 
@@ -48,6 +53,9 @@ def write_inputs(folder: Path) -> None:
     (folder / "packed.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     (folder / "array.json").write_text(f"[{', '.join(lines)}]", encoding="utf-8")
     parquet.write_table(table(), folder / "table.parquet", row_group_size=7)
+    (folder / "many.csv.gz").write_bytes(
+        gzip.compress(("text\n" + "".join(f"{each}\n" for each in TEXTS * 4)).encode())
+    )
 
 
 def settings_of(bundle: Path, given: Path | str, out: Path | str, **more: Any) -> Annotation:
@@ -80,18 +88,20 @@ def whole(plain: Path, inputs: Path, tmp_path_factory: pytest.TempPathFactory) -
     """The output of the inputs. Not to be changed."""
     out = tmp_path_factory.mktemp("bulk") / "out"
     document = annotate_files(settings_of(plain, inputs, out, processes=2))
-    assert (document["files"], document["rows"], document["parts_before"], document["bad_rows"]) == (6, 138, 0, 0)
-    assert summary(document)[0].startswith("138 rows of 6 files by ")
+    assert (document["files"], document["rows"], document["parts_before"], document["bad_rows"]) == (7, 230, 0, 0)
+    assert summary(document)[0].startswith("230 rows of 7 files by ")
     return out
 
 
-@pytest.mark.parametrize("name", ["lines.jsonl", "deep/cells.csv", "plain.txt", "packed.jsonl.gz", "array.json"])
+@pytest.mark.parametrize(
+    "name", ["lines.jsonl", "deep/cells.csv", "plain.txt", "packed.jsonl.gz", "array.json", "many.csv.gz"]
+)
 def test_the_parts_of_a_file_are_the_answers_to_the_whole_file(
     name: str, plain: Path, inputs: Path, whole: Path, tmp_path: Path
 ) -> None:
     annotate(Annotation(plain, inputs / name, tmp_path / "one.jsonl", processes=1))
     parts = parts_of(whole, name)
-    assert len(parts) == (1 if name in ("packed.jsonl.gz", "array.json") else 5)
+    assert len(parts) == {"packed.jsonl.gz": 1, "array.json": 1, "many.csv.gz": 2}.get(name, 5)
     assert b"".join(part.read_bytes() for part in parts) == (tmp_path / "one.jsonl").read_bytes()
 
 
@@ -109,11 +119,24 @@ def test_a_parquet_input_has_parquet_parts_with_all_its_columns(
     assert found.drop_columns(["answer"]).equals(table())
 
 
+def test_a_part_begins_anywhere_in_a_row_group_of_many_batches(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parquet.write_table(table(), tmp_path / "in.parquet")
+    monkeypatch.setattr(plan, "TABLE_ROWS", 4)
+    with InputFile(tmp_path / "in.parquet") as file:
+        for begin, end in ((0, 23), (9, 11), (12, 23), (7, 17)):
+            job = Job("", "", "", 1, "cpu", Columns(), AnswerOptions(), None, "stop", 5, "")
+            found = list(plan.table_groups(file, job, begin, end))
+            assert pa.Table.from_batches([batch for batch, _ in found]).equals(table().slice(begin, end - begin))
+            assert [row.line for _, rows in found for row in rows] == list(range(begin + 1, end + 1))
+
+
 def test_the_manifest_has_the_digest_of_each_part(whole: Path) -> None:
     manifest = json.loads((whole / MANIFEST).read_bytes())
     assert manifest["complete"]
     assert {name: part["sha256"] for name, part in manifest["parts"].items()} == digests(whole)
-    assert sum(part["rows"] for part in manifest["parts"].values()) == 138
+    assert sum(part["rows"] for part in manifest["parts"].values()) == 230
 
 
 def test_a_rerun_makes_what_is_missing_and_nothing_twice(
@@ -136,7 +159,7 @@ def test_a_rerun_makes_what_is_missing_and_nothing_twice(
     document = annotate_files(settings)
     changed = {each.name for each, stamp in before.items() if each.stat().st_mtime_ns != stamp}
     assert changed == {cut}
-    assert (document["rows"] - document["rows_before"], document["files"]) == (11, 7)
+    assert (document["rows"] - document["rows_before"], document["files"]) == (11, 8)
     assert not list(out.rglob(".*"))
     assert digests(out).items() > digests(whole).items()
     manifest = json.loads((out / MANIFEST).read_bytes())
@@ -206,7 +229,9 @@ def test_an_output_of_another_job_is_refused_and_kept(
     assert "was begun with bundle " in refused(cities, inputs, out)
     assert "part_rows 5, now 6" in refused(plain, inputs, out, part_rows=6)
     assert 'field "answer", now "a"' in refused(plain, inputs, out, answer_field="a")
-    assert "deep/cells.csv is missing, lines.jsonl is missing" in refused(plain, f"{inputs}/*.parquet", out)
+    assert "deep/cells.csv is missing, lines.jsonl is missing, many.csv.gz is missing" in refused(
+        plain, f"{inputs}/*.parquet", out
+    )
     assert digests(out) == before
     (out / MANIFEST).unlink()
     assert "holds files that `annotate` did not write" in refused(plain, inputs, out)

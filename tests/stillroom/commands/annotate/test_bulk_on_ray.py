@@ -97,7 +97,7 @@ def test_the_parts_are_those_of_one_machine_though_an_actor_is_killed(slow: Path
     document = annotate_files(settings_of(slow, tmp_path / "in", out, part_rows=20, processes=2, ray=cluster))
     killing.join()
     assert killed
-    assert (document["ray"], document["processes"], document["rows"]) == (cluster, 2, 438)
+    assert (document["ray"], document["processes"], document["rows"]) == (cluster, 2, 530)
     assert digests(out) == digests(tmp_path / "local")
     manifest = json.loads((out / MANIFEST).read_bytes())
     assert manifest["complete"]
