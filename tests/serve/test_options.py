@@ -138,3 +138,17 @@ def test_help_says_choices_defaults_and_ranges() -> None:
         "--degrees": ("Of Celsius.", "90", "from 60 to 100"),
     }
     json.dumps(shown)
+
+
+def test_a_path_that_may_be_a_url_keeps_it_as_it_is() -> None:
+    @dataclass(frozen=True)
+    class Place:
+        place: Path | str = setting(help="Where.")
+
+        def __post_init__(self) -> None:
+            check(self)
+
+    assert make(Place, {"place": "s3://bucket/a//b/"}).place == "s3://bucket/a//b/"
+    assert make(Place, {"place": "a/b/"}).place == Path("a/b")
+    with pytest.raises(BadInput, match="--place is 7; give a path"):
+        make(Place, {"place": 7})

@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from serve.bundle.cpu_quota import available_cores
 from serve.bundle.fetched import kept
 from serve.bundle.manifest import MANIFEST, Bundle, open_bundle
 from serve.errors import BadInput, BundleError, StillroomError
@@ -32,13 +33,16 @@ CONNECT_S = 5.0
 STORE_BYTES = 128 * 2**20  # of the object store of a local cluster, beside the bundle
 
 
-def load_ray() -> Any:
-    """The module `ray`, without its telemetry.
+def load_ray(address: str) -> Any:
+    """The module `ray`, without its telemetry; for a local cluster such that all of it listens on loopback.
 
     Raises:
         BadInput: it is not installed.
     """
+    # Both are read when Ray is loaded.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    if address == LOCAL:
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     try:
         import ray
     except ImportError:
@@ -87,24 +91,19 @@ def check_node(ready: Ready) -> None:
 
 
 def _connected(address: str, job: Job, processes: int | None) -> Any:
+    ray = load_ray(address)
     if address == LOCAL:
-        # Makes Ray listen on loopback; read when it is loaded.
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-        ray = load_ray()
-        from serve.bundle.cpu_quota import available_cores
-
+        bundle_bytes = sum(file.bytes for file in open_bundle(job.bundle).manifest.files.values())
         ray.init(
             address=LOCAL,
             num_cpus=(processes or max(1, available_cores() // job.threads)) * job.threads,
-            object_store_memory=STORE_BYTES
-            + sum(file.bytes for file in open_bundle(job.bundle).manifest.files.values()),
+            object_store_memory=STORE_BYTES + bundle_bytes,
             include_dashboard=False,
             log_to_driver=False,
             logging_level="ERROR",
             _node_ip_address="127.0.0.1",
         )
         return ray
-    ray = load_ray()
     _check_answers(address)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")

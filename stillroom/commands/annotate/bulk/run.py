@@ -127,7 +127,8 @@ def _checked(settings: Annotation) -> tuple[Bundle, list[InputPlace], Job]:
     faults = Faults()
     faults.messages += _setting_faults(settings)
     if settings.ray:
-        faults.check(load_ray)
+        address = settings.ray
+        faults.check(lambda: load_ray(address))
     bundle = faults.check(lambda: open_bundle(settings.bundle))
     choice = None
     if bundle:

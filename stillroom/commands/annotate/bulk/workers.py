@@ -119,9 +119,8 @@ def _too_many_deaths(item: Any, error: Exception) -> InternalError:
     elif item is not None:
         what = f"with the same file ({item.name})"
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    why = (
-        lines[-1] if re.match(r"[\w.]+Error: ", lines[-1]) else lines[0]
-    )  # of an exception in a worker of Ray its last line
+    # Of an exception in an actor of Ray the last line says what it was.
+    why = lines[-1] if re.match(r"[\w.]+Error: ", lines[-1]) else lines[0]
     return InternalError(
         f"worker processes died {MOST_DEATHS} times {what}, perhaps for lack of memory; give fewer --processes or more memory ({why})"
     )

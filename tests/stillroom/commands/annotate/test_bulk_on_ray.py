@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from socket import socket
 
+import psutil
 import pytest
 from lookup_bundles import city_table, write_bundle
 from repository import ROOT
@@ -207,3 +208,31 @@ def test_without_ray_one_message_says_how_to_install_it(
     with pytest.raises(BadInput, match=r'--ray needs Ray, which is not installed; pip install "stillroom\[ray\]"'):
         annotate_files(settings_of(cities, tmp_path / "in.txt", tmp_path / "out", ray="local"))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_local_cluster_is_on_loopback_and_ends_with_the_command(slow: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text(("fly to rome please " * 8 + "\n") * 400)
+    command = [sys.executable, "-m", "stillroom", "annotate", str(slow), "--ray", "local", "--json", "--processes", "1"]
+    command += ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out"), "--part-rows", "20"]
+    environment = os.environ | {"HOME": str(tmp_path)}  # where Ray keeps the token of the cluster
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as driver:
+        until = time.monotonic() + 120
+        while not list((tmp_path / "out").glob("*.jsonl")):
+            assert driver.poll() is None, driver.communicate()
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        processes = psutil.Process(driver.pid).children(recursive=True)
+        listening = {
+            each.laddr.ip
+            for process in processes
+            for each in process.net_connections("inet")
+            if each.status == psutil.CONN_LISTEN
+        }
+        said, told = driver.communicate(timeout=300)
+    assert listening
+    assert {ip for ip in listening if not ip.removeprefix("::ffff:").startswith("127.") and ip != "::1"} == set()
+    assert driver.returncode == 0, told
+    assert json.loads(said)["rows"] == 400
+    assert not psutil.wait_procs(processes, timeout=60)[1]
