@@ -24,8 +24,6 @@ MOST_DEATHS = 3
 PATIENCE_S = 30.0
 # How often Ctrl-C is looked for while no worker answers.
 LOOK_EVERY_S = 1.0
-# Niceness of worker processes, as of those of the server.
-NICE = 5
 
 
 class Worker(Protocol):
@@ -179,7 +177,6 @@ def _begin(job: Job) -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    os.nice(NICE)
     settle_threads(job.threads)
 
     def open_pipeline() -> Any:
