@@ -400,7 +400,10 @@ def test_no_process_outlives_a_kill_or_ctrl_c(
         (["--input", "nowhere.txt"], "--input nowhere.txt cannot be read (No such file or directory)"),
         (["--input", "in.xml"], "in.xml is no known format; give --format jsonl, json, csv, tsv, txt or parquet"),
         (["--output", "nowhere/out.jsonl"], "there is no folder"),
-        (["--output", "."], "holds files that `annotate` did not write (in.txt); give a folder that is empty or not there"),
+        (
+            ["--output", "."],
+            "holds files that `annotate` did not write (in.txt); give a folder that is empty or not there",
+        ),
         (["--variant", "int4"], "int4"),
     ],
 )
