@@ -62,6 +62,8 @@ class Family:
     fused: str = ""
     # The configuration's name for the feed-forward width.
     ffn_size: str = "intermediate_size"
+    # The configuration's name for the activation of that layer.
+    activation: str = "hidden_act"
     # Rows of the first feed-forward matrix per unit: 2 if one gates the other.
     ffn_rows: int = 1
     # Unused rows at the start of the position table.
@@ -100,11 +102,13 @@ _DISTILBERT = Family(
     ffn_in="ffn.lin1",
     ffn_out="ffn.lin2",
     ffn_size="hidden_dim",
+    activation="activation",
 )
 _MODERNBERT = Family(
     layers="layers",
     fused="attn.Wqkv",
     attention_output="attn.Wo",
+    activation="hidden_activation",
     ffn_in="mlp.Wi",
     ffn_out="mlp.Wo",
     ffn_rows=2,

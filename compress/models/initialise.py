@@ -99,6 +99,8 @@ def student_config(teacher: Any, family: Family, shape: Shape) -> Any:
     config.hidden_size = shape.hidden
     config.num_attention_heads = shape.heads
     setattr(config, family.ffn_size, shape.ffn)
+    if shape.activation:
+        setattr(config, family.activation, shape.activation)
     if getattr(config, "embedding_size", None) == teacher.hidden_size:
         config.embedding_size = shape.hidden
     if getattr(config, "layer_types", None):  # ModernBERT

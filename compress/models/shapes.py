@@ -12,12 +12,16 @@ from serve.errors import BadInput
 
 @dataclass(frozen=True)
 class Shape:
-    """An encoder's size: layers, width of the hidden state, attention heads, units of the feed-forward layer."""
+    """An encoder's size: layers, width of the hidden state, attention heads, units of the feed-forward layer.
+
+    `activation` is that of the feed-forward layer; empty is the teacher's.
+    """
 
     layers: int
     hidden: int
     heads: int
     ffn: int
+    activation: str = ""
 
     def as_config(self) -> SimpleNamespace:
         """The same numbers under the names of a transformers configuration."""
@@ -27,7 +31,8 @@ class Shape:
         for name, shape in STUDENTS.items():
             if shape == self:
                 return name
-        return f"layers={self.layers},hidden={self.hidden},heads={self.heads},ffn={self.ffn}"
+        activation = f",activation={self.activation}" if self.activation else ""
+        return f"layers={self.layers},hidden={self.hidden},heads={self.heads},ffn={self.ffn}{activation}"
 
 
 STUDENTS = {
@@ -44,11 +49,14 @@ STUDENTS = {
 USUAL_STUDENT = "3x384"
 ASSISTED_SHARE = 0.5  # most of the teacher's layers, and of its width, for an assistant by MiniLM's rule
 BY_RULE = "auto"
+NUMBERS, ACTIVATIONS = ("layers", "hidden", "heads", "ffn"), ("relu", "gelu")
 FORM = "layers=5,hidden=320,heads=10,ffn=1280"
 
 
 def shape_of(student: str) -> Shape:
     """The shape that `student` names: one of `STUDENTS`, or numbers in the form `layers=5,hidden=320,heads=10,ffn=1280`.
+
+    `activation=relu` or `activation=gelu` may follow the numbers.
 
     Raises:
         BadInput: an unknown name (the nearest is suggested), or a width that the heads do not divide.
@@ -62,17 +70,22 @@ def shape_of(student: str) -> Shape:
             f"--student {student!r} is not known. {hint}Give one of {', '.join(STUDENTS)}, or numbers as in {FORM}."
         )
     numbers: dict[str, int] = {}
+    activation = ""
     for part in student.split(","):
         name, _, value = part.strip().partition("=")
-        if name not in Shape.__dataclass_fields__ or not re.fullmatch(r"[1-9]\d{0,4}", value) or name in numbers:
+        if name == "activation" and value in ACTIVATIONS and not activation:
+            activation = value
+            continue
+        if name not in NUMBERS or not re.fullmatch(r"[1-9]\d{0,4}", value) or name in numbers:
             raise BadInput(
-                f"--student {student!r}: {part!r} is not understood. Give numbers as in {FORM}, each from 1 to 99999 and once."
+                f"--student {student!r}: {part!r} is not understood. Give numbers as in {FORM}, each from 1 to 99999 and once; "
+                f"activation={' or activation='.join(ACTIVATIONS)} may follow."
             )
         numbers[name] = int(value)
-    missing = [name for name in Shape.__dataclass_fields__ if name not in numbers]
+    missing = [name for name in NUMBERS if name not in numbers]
     if missing:
         raise BadInput(f"--student {student!r} lacks {', '.join(missing)}. Give numbers as in {FORM}.")
-    shape = Shape(**numbers)
+    shape = Shape(**numbers, activation=activation)
     if shape.hidden % shape.heads:
         divisors = [n for n in range(1, min(shape.hidden, 64) + 1) if shape.hidden % n == 0]
         raise BadInput(

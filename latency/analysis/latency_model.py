@@ -21,7 +21,8 @@ OPERATORS = (
     "feed-forward",  # a weight of the two products of a layer
     "attention",  # a head of a layer
     "attention values",  # a unit of width of a layer: also its norms and sums
-    "activation",  # a unit of the feed-forward layer
+    "activation",  # a unit of the feed-forward layer, by the teacher's activation
+    "relu",  # the same by ReLU, where that is not the teacher's
 )
 
 
@@ -82,7 +83,8 @@ def fit(timed: Sequence[Timed]) -> LatencyModel:
 
     work = np.array([_work(each.shape) for each in timed])
     shares = work / np.array([each.p50_ms for each in timed])[:, None]
-    scale = np.linalg.norm(shares, axis=0)  # the units are of very different sizes
+    norms = np.linalg.norm(shares, axis=0)
+    scale = np.where(norms > 0, norms, 1.0)  # the units are of very different sizes; some students may have none of one
     costs, _ = nnls(shares / scale, np.ones(len(timed)))
     ratio = float(np.median([each.p99_ms / each.p50_ms for each in timed]))
     return LatencyModel(dict(zip(OPERATORS, map(float, costs / scale), strict=True)), ratio)
@@ -99,5 +101,5 @@ def _work(shape: Shape) -> list[float]:
     layers, hidden = shape.layers, shape.hidden
     return [
         1.0, hidden, layers, 4 * layers * hidden**2, 2 * layers * hidden * shape.ffn, layers * shape.heads, layers * hidden,
-        layers * shape.ffn,
+        *((0, layers * shape.ffn) if shape.activation == "relu" else (layers * shape.ffn, 0)),
     ]  # fmt: skip

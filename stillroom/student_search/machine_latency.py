@@ -99,11 +99,14 @@ def timed_shapes(space: Space) -> list[Shape]:
     depth = min(DEEPEST, space.teacher.layers)
     every = [shape for shape in space.shapes() if shape.layers <= depth]
     corners = dict.fromkeys(
-        Shape(layers, hidden, heads, ffn)
+        Shape(layers, hidden, heads, ffn, activation)
         for layers in (1, depth)
         for hidden in (space.widths[0], space.widths[-1])
         for heads in space.heads(hidden)[:1]
-        for ffn in (space.ffns(hidden)[0], space.ffns(hidden)[-1])
+        for ffn, activation in (
+            (space.ffns(hidden)[0], ""),
+            *((space.ffns(hidden)[-1], each) for each in space.activations),
+        )
     )
     others = [shape for shape in every if shape not in corners]
     drawn = random.Random(0).sample(others, min(len(others), max(CHECKED, FITTED + CHECKED - len(corners))))
@@ -160,7 +163,7 @@ def _key(call: Call, space: Space, machine: MachineFacts) -> str:
     }
     decides = [
         OPERATORS, {name: facts[name] for name in FACTS}, ort.__version__, trained_with("cpu"), config, call.task, call.labels,
-        call.tokens, call.threads, str(space.teacher), FITTED, CHECKED,
+        call.tokens, call.threads, str(space.teacher), list(space.others), FITTED, CHECKED,
     ]  # fmt: skip
     return hashlib.sha256(canonical_json(decides)).hexdigest()[:16]
 

@@ -22,10 +22,16 @@ class Space:
     """Students no larger than their teacher in any of layers, width and feed-forward layer.
 
     At the teacher's width heads are the teacher's, so that layers can start from its own; a narrower student has new layers, with
-    heads of one of `HEAD_WIDTHS`.
+    heads of one of `HEAD_WIDTHS`. The feed-forward layers of a student may have an activation of `others` in place of the teacher's.
     """
 
     teacher: Shape
+    others: tuple[str, ...] = ()
+
+    @property
+    def activations(self) -> tuple[str, ...]:
+        """The activations, the teacher's first."""
+        return ("", *self.others)
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -47,11 +53,12 @@ class Space:
     def shapes(self) -> list[Shape]:
         """All of them, smallest first in each number."""
         return [
-            Shape(layers, hidden, heads, ffn)
+            Shape(layers, hidden, heads, ffn, activation)
             for layers in range(1, self.teacher.layers + 1)
             for hidden in self.widths
             for heads in self.heads(hidden)
             for ffn in self.ffns(hidden)
+            for activation in self.activations
         ]
 
     def suggested(self, trial: "Trial") -> Shape:
@@ -61,7 +68,14 @@ class Space:
         heads, ffns = self.heads(hidden), self.ffns(hidden)
         head = trial.suggest_int("heads", 0, len(HEAD_WIDTHS) - 1)
         ffn = trial.suggest_int("feed-forward", 0, len(FFN_RATIOS))  # those, and the teacher's own
-        return Shape(layers, hidden, heads[min(head, len(heads) - 1)], ffns[min(ffn, len(ffns) - 1)])
+        activation = trial.suggest_int("activation", 0, len(self.others)) if self.others else 0
+        return Shape(
+            layers,
+            hidden,
+            heads[min(head, len(heads) - 1)],
+            ffns[min(ffn, len(ffns) - 1)],
+            self.activations[activation],
+        )
 
     def parameters_of(self, shape: Shape) -> dict[str, int]:
         """What a sampler says to suggest `shape`."""
@@ -70,12 +84,13 @@ class Space:
             "width": self.widths.index(shape.hidden),
             "heads": self.heads(shape.hidden).index(shape.heads),
             "feed-forward": self.ffns(shape.hidden).index(shape.ffn),
-        }
+        } | ({"activation": self.activations.index(shape.activation)} if self.others else {})
 
 
 def space_of(teacher: Opened) -> Space:
-    """The space of students of `teacher`."""
-    return Space(teacher_shape(teacher))
+    """The space of students of `teacher`: with its activation, and with ReLU, which is faster."""
+    own = getattr(teacher.config, teacher.family.activation)
+    return Space(teacher_shape(teacher), () if own == "relu" else ("relu",))
 
 
 def teacher_shape(teacher: Opened) -> Shape:

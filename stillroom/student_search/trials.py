@@ -90,8 +90,11 @@ class ShortTraining:
 
 
 def first_shapes(space: Space, fitting: Iterable[Shape]) -> list[Shape]:
-    """What is tried before a sampler is asked: for each number of layers the largest at the teacher's width, and the papers' shapes."""
-    fitting = list(fitting)
+    """What is tried before a sampler is asked: for each number of layers the largest at the teacher's width, and the papers' shapes.
+
+    All of them have the teacher's activation.
+    """
+    fitting = [shape for shape in fitting if not shape.activation]
     wide = [shape for shape in fitting if shape.hidden == space.teacher.hidden]
     largest = {shape.layers: shape for shape in sorted(wide, key=encoder_weights)}
     papers = [shape for shape in STUDENTS.values() if shape in fitting]

@@ -43,6 +43,18 @@ def test_a_student_of_the_teachers_shape_is_the_teacher(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", TEACHERS)
+def test_a_student_with_another_activation_has_the_teachers_weights_under_it(kind: str) -> None:
+    teacher, family = teacher_of(kind), FAMILIES[kind]
+    student, origin = student_of(teacher, family, Shape(4, 24, 4, 48, "relu"), seed=0)
+    named = {"distilbert": "activation", "modernbert": "hidden_activation"}.get(kind, "hidden_act")
+    expected = encoder(kind, "ForTokenClassification", seed=1, num_labels=3, **{named: "relu"})
+    assert origin["layers"] == "teacher layers 1, 2, 3, 4"
+    with torch.no_grad():
+        torch.testing.assert_close(student(IDS).logits, expected(IDS).logits)
+        assert not torch.equal(student(IDS).logits, teacher(IDS).logits)
+
+
+@pytest.mark.parametrize("kind", TEACHERS)
 def test_dropping_units_that_do_nothing_changes_nothing(kind: str) -> None:
     """Half of the feed-forward units are silenced; the narrower student keeps the others and so answers alike."""
     teacher, family = teacher_of(kind), FAMILIES[kind]

@@ -13,6 +13,9 @@ def test_every_name_gives_its_shape_and_back() -> None:
 
 def test_numbers_give_any_shape() -> None:
     assert shape_of("layers=5, hidden=320,heads=10,ffn=1280") == Shape(5, 320, 10, 1280)
+    relu = shape_of("layers=3,hidden=384,heads=12,ffn=1024,activation=relu")
+    assert relu == Shape(3, 384, 12, 1024, "relu")
+    assert shape_of(str(relu)) == relu
 
 
 @pytest.mark.parametrize(
@@ -25,6 +28,9 @@ def test_numbers_give_any_shape() -> None:
             id="heads-that-do-not-divide",
         ),
         pytest.param("layers=5,hidden=320", "lacks heads, ffn", id="numbers-missing"),
+        pytest.param(
+            "layers=5,activation=tanh", "'activation=tanh' is not understood.*activation=relu", id="an-activation"
+        ),
         pytest.param("layers=0,hidden=320,heads=10,ffn=1", "'layers=0' is not understood", id="no-layers"),
         pytest.param(
             "layers=5,layers=6,hidden=320,heads=10,ffn=1", "'layers=6' is not understood", id="a-number-twice"

@@ -1,6 +1,7 @@
 """The latency model: it finds costs that add up to the times, predicts unseen students from them, and says how far it errs."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from compress.models.shapes import STUDENTS, Shape
 from latency.analysis.latency_model import OPERATORS, LatencyModel, Timed, fit
 
 # Milliseconds of one unit of each operator.
-COSTS = dict(zip(OPERATORS, (0.05, 2e-5, 0.03, 2e-8, 3e-8, 1e-3, 4e-5, 1e-5), strict=True))
+COSTS = dict(zip(OPERATORS, (0.05, 2e-5, 0.03, 2e-8, 3e-8, 1e-3, 4e-5, 1e-5, 4e-6), strict=True))
 
 
 def time_ms(shape: Shape) -> float:
@@ -20,7 +21,7 @@ def time_ms(shape: Shape) -> float:
         + COSTS["feed-forward"] * 2 * shape.hidden * shape.ffn
         + COSTS["attention"] * shape.heads
         + COSTS["attention values"] * shape.hidden
-        + COSTS["activation"] * shape.ffn
+        + COSTS["relu" if shape.activation else "activation"] * shape.ffn
     )
     return COSTS["call"] + COSTS["embeddings"] * shape.hidden + shape.layers * a_layer
 
@@ -30,7 +31,8 @@ def shapes(count: int, seed: int = 0) -> list[Shape]:
     found = []
     for _ in range(count):
         hidden = 64 * drawn.randint(2, 12)
-        found.append(Shape(drawn.randint(1, 6), hidden, hidden // drawn.choice((32, 64)), hidden * drawn.randint(1, 4)))
+        ffn, activation = hidden * drawn.randint(1, 4), drawn.choice(("", "relu"))
+        found.append(Shape(drawn.randint(1, 6), hidden, hidden // drawn.choice((32, 64)), ffn, activation))
     return found
 
 
@@ -47,8 +49,15 @@ def test_no_cost_is_negative_so_a_larger_student_is_never_predicted_to_be_faster
     model = fit([Timed(shape, time_ms(shape) * noise.uniform(0.6, 1.6), 9.0) for shape in shapes(12)])
     assert min(model.ms_by_operator.values()) >= 0
     for shape in shapes(50, seed=2):
-        larger = Shape(shape.layers + 1, shape.hidden + 64, shape.heads + 1, shape.ffn + 64)
+        larger = Shape(shape.layers + 1, shape.hidden + 64, shape.heads + 1, shape.ffn + 64, shape.activation)
         assert model.p50_ms(larger) >= model.p50_ms(shape) > 0
+
+
+def test_an_activation_that_no_timed_student_has_costs_nothing_and_spoils_nothing() -> None:
+    plain = [replace(shape, activation="") for shape in shapes(20)]
+    model = fit([Timed(shape, time_ms(shape), 9.0) for shape in plain])
+    assert model.ms_by_operator["relu"] == 0
+    assert model.p50_ms(plain[0]) == pytest.approx(time_ms(plain[0]), rel=1e-6)
 
 
 def test_errors_are_shares_of_the_measured_times() -> None:
