@@ -84,7 +84,7 @@ VERBS = (
             "stillroom annotate ner.bundle --input tickets.jsonl --output answers.jsonl",
             "zcat texts.gz | stillroom annotate ner.bundle --input - --format txt \\\n      --output - --min-score 0.5",
             "stillroom annotate ner.bundle --input 'tickets/*.parquet' --output answers/",
-            "stillroom annotate ner.bundle --input s3://in/tickets --output s3://out/answers --ray 10.0.0.1:6379",
+            "stillroom annotate ner.bundle --input s3://in/tickets \\\n      --output s3://out/answers --ray 10.0.0.1:6379",
         ),
     ),
     Verb(
