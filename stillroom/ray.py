@@ -136,7 +136,8 @@ def app_builder(
                 "every machine, or give keys=FILE"
             )
         access = Access(read_keys(settings.keys), Origins(settings.allow_origin), open_metrics=settings.open_metrics)
-        app = app_of(bundles, settings, access)
+        # A replica that replaces another serves what the others do, though a URL may have a new bundle by now.
+        app = app_of(bundles, settings, access, known=digests.values())
         service: Service = app.state.service
         found = {name: model.manifest.digest for name, model in service.models.items()}
         if changed := [name for name in digests if found.get(name) != digests[name]]:

@@ -120,6 +120,7 @@ class Connection(asyncio.Protocol):
             "root_path": "",
         }
         self.made = True
+        self.since_s = time.monotonic()  # a TLS handshake may have taken long
         self.watch.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -276,6 +277,8 @@ class Connection(asyncio.Protocol):
             return
         if self._unanswered:
             self._unanswered[-1].keeps = False
+        elif self._refusal is not None:  # answered once its body is here
+            return
         elif not (self.reading == "head" and time.monotonic() - self.since_s < ARRIVING_S) and not self._bytes_wait():
             self.transport.close()
 
