@@ -119,6 +119,12 @@ def meet(on_lost: Callable[[str], None] = reported) -> None:
     Raises:
         BadInput: not all processes can be reached.
     """
+    lacking = [name for name in (NUMBER, HERE, NUMBER_HERE) if name not in os.environ]
+    if count() > 1 and lacking:
+        raise BadInput(
+            f"{COUNT} is {count()}, and {' and '.join(lacking)} {'are' if lacking[1:] else 'is'} not set. Start the processes by torchrun, "
+            "or set these for each of them."
+        )
     if count() > 1 and _training.peers is None:
         _training.peers = meet_peers(rank(), count(), node(), on_lost if first_here() else lambda _: None)
 

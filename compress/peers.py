@@ -253,7 +253,15 @@ def _store(rank: int) -> Any:
     if not ours:
         _wait_for_answer(host, int(port))
     wait = timedelta(seconds=CONNECT_WITHOUT_TORCHRUN_S)
-    return TCPStore(host, int(port), None, ours, timeout=wait, wait_for_workers=False, multi_tenant=True)
+    try:
+        return TCPStore(host, int(port), None, ours, timeout=wait, wait_for_workers=False, multi_tenant=True)
+    except RuntimeError as error:
+        if not ours:
+            raise
+        raise BadInput(
+            f"Port {port} (MASTER_PORT) cannot be opened here: {str(error).splitlines()[0]} Another program may use it; give another "
+            "MASTER_PORT to all processes."
+        ) from None
 
 
 def _wait_for_answer(host: str, port: int) -> None:

@@ -48,7 +48,7 @@ COLUMNS = "Names in the data"
 ANSWERS, ENDPOINT, MODEL = "What answers: one of", "An endpoint or a command", "The model of --with"
 MODELS = "The models"
 
-SHAPES = f"A name such as 3x384 (layers x width), or {FORM}."
+SHAPES = f"A name such as 3x384 (layers x width), or {FORM}; activation=relu may follow."
 OWN_SHAPE = f"{USUAL_STUDENT}, or that of the checkpoint in --start"
 ACCUMULATE = "Parts that each batch is computed in, one after the other; more parts need less memory."
 TRACKER = "Tracker that gets the metrics too; metrics.jsonl is always written."

@@ -23,6 +23,7 @@ MAY_DIFFER = (
     "teacher", "model", "start", "data", "corpus", "unlabelled", "teacher_labels", "keep_words_of", "promise_data", "teacher_cache", "out",
     "threads", "trackers",
 )  # fmt: skip
+MUST_ALL_BE_GIVEN = ("teacher_cache", "keep_words_of")
 SHOWN = 60  # most characters of a value that a message names
 
 
@@ -43,6 +44,11 @@ def check_same_inputs(settings: Any, contents: Mapping[str, object]) -> None:
         f"--{name.replace('_', '-')}": str(value)
         for name, value in dataclasses.asdict(settings).items()
         if name not in MAY_DIFFER
+    }
+    # Where they are may differ, and not whether: with a cache, processes do other work together.
+    own |= {
+        f"--{name.replace('_', '-')}": "given" if getattr(settings, name, "") else "not given"
+        for name in MUST_ALL_BE_GIVEN
     }
 
     def refusal(place: Place, theirs: Mapping[str, str]) -> str:

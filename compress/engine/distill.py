@@ -103,7 +103,7 @@ def distill_student(settings: Distillation, notify: Notify = silent) -> Path:
     decide = {"trackers": (), "teacher_cache": bool(settings.teacher_cache), "revision": "", "text_column": ""}
     run_fingerprint = fingerprint("distill", *common, start, _chosen(settings) | decide)
     workdir = Workdir(target.with_name(target.name + ".distill-work"), notify)
-    with workdir.locked():
+    with workdir.locked(run_fingerprint):
         workdir.publish(_run(workdir, run_fingerprint, given, notify), target)
     return target
 

@@ -108,7 +108,7 @@ def fine_tune(settings: FineTuning, notify: Notify = silent) -> Path:
     of_teacher = {"--teacher": teacher.teacher_fingerprint} if teacher else {}
     check_same_inputs(here, contents_of(inputs) | of_teacher)
     distributed.join(inputs.settings.device)
-    with workdir.locked():
+    with workdir.locked(run_fingerprint):
         soft = answered.soft if answered else None
         if teacher:
             make = partial(task_stages.make_teacher, inputs=teacher, steps=0)

@@ -131,7 +131,7 @@ def fine_tune_generator(settings: FineTuning, notify: Notify) -> Path:
         | dict.fromkeys(("model", "data", "out", "teacher", "trackers", "device", "revision", "target_column", *WHERE_DATA_IS), ""),
     )  # fmt: skip
     workdir = Workdir(target.with_name(target.name + ".finetune-work"), notify)
-    with workdir.locked():
+    with workdir.locked(made_of):
         folder = workdir.stage("model", made_of, partial(_train, inputs=inputs))
         workdir.publish(folder, target)
     return target

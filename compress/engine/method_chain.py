@@ -12,7 +12,7 @@ from compress.methods.catalogue import METHODS, Stage, chain_of
 from compress.models.initialise import layers_fit, open_start, shape_in, starting_layers
 from compress.models.pretrained import Opened
 from compress.models.sentence_pooling import pooling_in
-from compress.models.shapes import BY_RULE, USUAL_STUDENT, Shape, assistants_of, shape_of
+from compress.models.shapes import ACTIVATIONS, BY_RULE, USUAL_STUDENT, Shape, assistants_of, shape_of
 from serve.errors import BadInput
 
 LEAST_TEXTS = 3  # of a batch whose texts are compared with each other
@@ -228,8 +228,11 @@ def student_shape(student: str, start: str, teacher: Opened) -> Shape:
     """
     if not is_checkpoint(start):
         return shape_of(student or USUAL_STUDENT)
-    own = shape_in(open_start(start, teacher))
-    if student and shape_of(student) != own:
+    begun = open_start(start, teacher)
+    theirs, ours = (getattr(opened.config, opened.family.activation) for opened in (teacher, begun))
+    plain = shape_in(begun)
+    own = replace(plain, activation=ours) if ours != theirs and ours in ACTIVATIONS else plain
+    if student and shape_of(student) not in (own, replace(plain, activation=ours)):
         raise BadInput(f"--start {start} is {own}, and --student is {student}. Leave --student out.")
     return own
 

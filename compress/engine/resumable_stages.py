@@ -216,7 +216,7 @@ class Workdir:
         )
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, made_of: str = "") -> Iterator[None]:
         """Context in which no other run uses this folder. With several processes, only the main one continues after it.
 
         On other nodes than the main process's, `root` is a folder beside this one, for copies of finished stages; it is removed at the
@@ -230,7 +230,7 @@ class Workdir:
             stack.callback(distributed.begin_with, 1)
             try:
                 distributed.by_main(lambda: self._take(stack, folders))
-                distributed.begin_with(distributed.by_main(self._began_with))
+                distributed.begin_with(distributed.by_main(lambda: self._began_with(made_of)))
                 if distributed.node():
                     self.root = self.root.with_name(f"{self.root.name}.node-{distributed.node()}")
                     if distributed.first_here():
@@ -242,7 +242,8 @@ class Workdir:
                 yield
             except BaseException as error:
                 if not isinstance(error, SystemExit):
-                    distributed.failed(str(error) or type(error).__name__)
+                    stopped = isinstance(error, KeyboardInterrupt)
+                    distributed.failed("it was stopped" if stopped else str(error) or type(error).__name__)
                 raise
             self.alone()
 
@@ -256,10 +257,12 @@ class Workdir:
             )
         stack.enter_context(self._lock())
 
-    def _began_with(self) -> int:
-        """The number of processes that this run counts as begun with; what follows from it is told."""
-        here, begun = distributed.count(), _stages_in(self.root)
-        before = int(_read_json(self.root / PROCESSES).get("processes") or (1 if begun else here))
+    def _began_with(self, made_of: str) -> int:
+        """The number of processes that the run of `made_of` counts as begun with; what follows from it is told."""
+        here, begun, kept = distributed.count(), _stages_in(self.root), _read_json(self.root / PROCESSES)
+        if kept and kept.get("of") != made_of:  # of a run with other settings, none of whose stages is used
+            begun, kept = [], {}
+        before = int(kept.get("processes") or (1 if begun else here))
         first = f"This run began with {before} {'process' if before == 1 else 'processes'} and goes on with {here}: "
         if before > here:
             message(
@@ -273,7 +276,7 @@ class Workdir:
                 "and for dropout, which each part draws on its own.",
             )
         if max(before, here) > 1:
-            _write_json(self.root / PROCESSES, {"processes": max(before, here)})
+            _write_json(self.root / PROCESSES, {"processes": max(before, here), "of": made_of})
         return before
 
     @contextmanager

@@ -92,11 +92,13 @@ class ShortTraining:
 def first_shapes(space: Space, fitting: Iterable[Shape]) -> list[Shape]:
     """What is tried before a sampler is asked: for each number of layers the largest at the teacher's width, and the papers' shapes.
 
-    All of them have the teacher's activation.
+    One of a depth has the teacher's activation, if any of that depth fits with it.
     """
-    fitting = [shape for shape in fitting if not shape.activation]
+    fitting = list(fitting)
     wide = [shape for shape in fitting if shape.hidden == space.teacher.hidden]
-    largest = {shape.layers: shape for shape in sorted(wide, key=encoder_weights)}
+    largest = {
+        shape.layers: shape for shape in sorted(wide, key=lambda each: (not each.activation, encoder_weights(each)))
+    }
     papers = [shape for shape in STUDENTS.values() if shape in fitting]
     return list(dict.fromkeys([*sorted(largest.values(), key=encoder_weights, reverse=True), *papers]))
 

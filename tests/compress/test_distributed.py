@@ -105,7 +105,10 @@ def together(folder: Path, *jobs: str) -> list[dict[str, dict[str, Any]]]:
     }
     command = [sys.executable, str(Path(__file__).with_name("trained_together.py")), str(folder), *jobs]
     started = [
-        subprocess.Popen(command, env=common | {"WORLD_SIZE": "2", "RANK": str(number), "LOCAL_RANK": str(number)})
+        subprocess.Popen(
+            command,
+            env=common | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": str(number), "LOCAL_RANK": str(number)},
+        )
         for number in range(2)
     ]
     try:

@@ -151,14 +151,33 @@ def test_a_training_of_two_processes_goes_on_in_one_with_the_same_parts(tmp_path
     work = Workdir(tmp_path / "work", said.append)
     work.stage("first", "mark", lambda folder: None)
     (work.root / "made-by-stillroom").touch()
-    (work.root / "processes.json").write_text('{"processes": 2}')
-    with work.locked():
+    (work.root / "processes.json").write_text('{"processes": 2, "of": "mark"}')
+    with work.locked("mark"):
         assert shares(2) == [Share(number, 4) for number in range(4)]
     assert [event.text for event in said] == [
         "This run began with 2 processes and goes on with 1: each batch stays cut into as many parts, of which a process computes several "
         "one after the other."
     ]
     assert shares(2) == [Share(0, 2), Share(1, 2)]
+
+
+def test_the_parts_of_a_run_with_other_settings_are_forgotten(tmp_path: Path) -> None:
+    said: list[Event] = []
+    work = Workdir(tmp_path / "work", said.append)
+    work.root.mkdir()
+    (work.root / "made-by-stillroom").touch()
+    (work.root / "processes.json").write_text('{"processes": 2, "of": "other"}')
+    with work.locked("mark"):
+        assert shares(1) == [Share(0, 1)]
+    assert said == []
+
+
+def test_a_launcher_that_does_not_say_which_process_this_is_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(BadInput, match="RANK and LOCAL_WORLD_SIZE and LOCAL_RANK are not set"):
+        distributed.meet()
 
 
 def test_parts_are_divided_among_fewer_processes_than_a_training_began_with(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,7 @@ def _run(inputs: RunInputs, started: float, machine: MachineFacts) -> dict[str, 
         distributed.only_main()
         return _already_there(out, stage_fingerprints["bundle"])
     _say_understood(inputs)
-    with inputs.workdir.locked():
+    with inputs.workdir.locked(stage_fingerprints["student"]):
         plan = _planned(inputs, stage_fingerprints)
         if inputs.answering:
             inputs = _asked(inputs, stage_fingerprints)

@@ -54,6 +54,22 @@ def test_it_has_the_shape_and_the_weights_of_the_checkpoint_and_a_head_for_the_t
     assert open_model(str(start)).head_for(check_task("text-classification")) == inputs.labels
 
 
+def test_a_checkpoint_with_another_activation_is_named_with_it(
+    tiny_teacher: Path, task_data: Path, tmp_path: Path
+) -> None:
+    teacher = open_model(str(tiny_teacher))
+    shape = Shape(2, 32, 4, 48, "relu")
+    student, _ = student_of(load_encoder(teacher, seed=5), teacher.family, shape, seed=5)
+    student.save_pretrained(tmp_path / "relu")
+    save_tokenizer(teacher, tmp_path / "relu")
+    for named in ({}, {"student": str(shape)}):
+        assert opened(tiny_teacher, task_data, tmp_path, start=str(tmp_path / "relu"), **named).shape == shape
+    with pytest.raises(BadInput, match="activation=relu, and --student is layers=2,hidden=32,heads=4,ffn=48"):
+        opened(
+            tiny_teacher, task_data, tmp_path, start=str(tmp_path / "relu"), student="layers=2,hidden=32,heads=4,ffn=48"
+        )
+
+
 def test_what_does_not_fit_a_checkpoint_is_refused(
     tiny_teacher: Path, task_data: Path, tmp_path: Path, body: Path
 ) -> None:

@@ -62,7 +62,8 @@ def test_the_best_of_those_that_were_trained_is_chosen_and_timed(found: dict[str
     assert len(rows) == 3
     assert len({row["student"] for row in rows}) == 3
     assert {row["student"]: shape_of(row["student"]) for row in rows} == {
-        row["student"]: Shape(*(row[name] for name in ("layers", "hidden", "heads", "ffn"))) for row in rows
+        row["student"]: Shape(*(row[name] for name in ("layers", "hidden", "heads", "ffn", "activation")))
+        for row in rows
     }
     scores = [row["validation"]["value"] for row in rows]
     assert found["chosen"] == rows[scores.index(max(scores))]["student"]

@@ -47,6 +47,8 @@ def test_the_largest_of_each_depth_at_the_teachers_width_is_tried_first_then_tho
     assert first_shapes(space, [Shape(2, 128, 2, 128)]) == []
     both = [replace(shape, activation=activation) for shape in fitting for activation in ("", "relu")]
     assert first_shapes(Space(MINILM, ("relu",)), both) == first_shapes(space, fitting)
+    deep = Shape(6, 384, 12, 384, "relu")  # no other of six layers fits
+    assert first_shapes(Space(MINILM, ("relu",)), [*fitting, deep]) == [deep, *first_shapes(space, fitting)]
 
 
 def test_relu_is_tried_beside_the_activation_of_a_teacher_that_has_another(tiny_teacher: Path) -> None:
