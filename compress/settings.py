@@ -363,6 +363,10 @@ class Distillation(TextColumn):
         metavar="FOLDER",
         shown="none",
     )
+    teacher_shard: bool = setting(
+        False,
+        help="Cut the teacher's layers over all processes, for one that does not fit a GPU (docs/many-machines.md).",
+    )
 
     def __post_init__(self) -> None:
         check(self)

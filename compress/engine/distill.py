@@ -43,7 +43,7 @@ from compress.methods.presets import preset_of
 from compress.models.layer_maps import LAYER_MAPS
 from compress.models.packed_inputs import row_tokens_for
 from compress.models.precision import check_precision
-from compress.models.pretrained import Opened, open_model, open_tokenizer
+from compress.models.pretrained import Opened, has_vocabulary_head, open_model, open_tokenizer
 from compress.models.sentence_pooling import MODULES
 from compress.models.shapes import BY_RULE, Shape, shape_of
 from compress.progress import Notify, message, silent
@@ -99,8 +99,15 @@ def distill_student(settings: Distillation, notify: Notify = silent) -> Path:
     start = folder_fingerprint(open_model(settings.start).folder) if is_checkpoint(settings.start) else ""
     check_same_inputs(settings, {"--teacher": common[0], "--corpus": common[1], "--start": start or settings.start})
     distributed.join(settings.device)
-    # Trackers and the cache's path do not change the training; the fingerprints of teacher and texts cover the other two.
-    decide = {"trackers": (), "teacher_cache": bool(settings.teacher_cache), "revision": "", "text_column": ""}
+    # Trackers, the cache's path and where the teacher's weights are do not change the training; the fingerprints of teacher and texts
+    # cover the other two.
+    decide = {
+        "trackers": (),
+        "teacher_cache": bool(settings.teacher_cache),
+        "revision": "",
+        "text_column": "",
+        "teacher_shard": False,
+    }
     run_fingerprint = fingerprint("distill", *common, start, _chosen(settings) | decide)
     workdir = Workdir(target.with_name(target.name + ".distill-work"), notify)
     with workdir.locked(run_fingerprint):
@@ -163,6 +170,8 @@ def _checked(teacher: str, corpus: Sequence[Path], out: Path, settings: Distilla
     masks = any(stage.objective.masks_tokens for several in stages for stage in several)
     if s.whole_words and not masks:
         raise BadInput(f"--whole-words has no effect on --method {s.method}, which masks no text. Leave it out.")
+    if s.teacher_shard:
+        _check_shard(s, opened, stages)
     if s.teacher_cache:
         _check_cache(s, opened, stages[0], out)
     texts = TextFiles(tuple(corpus), columns_of(s))
@@ -194,6 +203,31 @@ def _check_cache(settings: Distillation, opened: Opened, stages: Sequence[Stage]
             f"--teacher-cache {settings.teacher_cache} is a file, or the folder of --out or inside it. Give another folder."
         )
     check_cache(folder, identity_of(cached_of(opened, settings.device), parts, settings.precision))
+
+
+def _check_shard(settings: Distillation, opened: Opened, stages: Sequence[Sequence[Stage]]) -> None:
+    """Check that there are processes to cut the teacher over, and that each of them asks it as often as the others."""
+    faults = Faults()
+    if distributed.count() == 1:
+        faults.messages.append(
+            "--teacher-shard cuts the teacher over the processes of a training, and this is only one. Start several, one a GPU: "
+            "torchrun --nproc-per-node 2 -m stillroom distill ..."
+        )
+    if not any(stage.objective.layers or stage.objective.asks_teacher for several in stages for stage in several):
+        faults.messages.append(
+            f"--teacher-shard has no effect on --method {settings.method}, which reads no teacher. Leave it out."
+        )
+    if settings.teacher_cache:
+        faults.messages.append(
+            "--teacher-shard needs every process to ask the teacher as often as the others, and they share the batches of "
+            "--teacher-cache unevenly. Leave one of the two out."
+        )
+    if asks_words(stages[0]) and not has_vocabulary_head(opened):
+        faults.messages.append(
+            f"--method {settings.method} reads the teacher's masked-language-model head, and --teacher has none. Fitting one needs the "
+            "whole teacher in each process. Leave --teacher-shard out, or give a teacher with that head."
+        )
+    faults.raise_if_any()
 
 
 def _chosen(settings: Distillation) -> dict[str, Any]:
@@ -231,7 +265,8 @@ def _run(workdir: Workdir, run_fingerprint: str, given: _Given, notify: Notify) 
         accumulate=s.accumulate, trackers=tuple(s.trackers), start=s.start, layer_map=s.layer_map, whole_words=s.whole_words,
         lineage=_in_lineage(s) | {"batch": batch, "tokens": longest, "epochs": epochs},
         teacher_cache=Path(os.path.abspath(s.teacher_cache)) if s.teacher_cache else None,
-        row_tokens=row_tokens, batch_is_given=bool(s.batch or preset), notify=notify,
+        row_tokens=row_tokens, batch_is_given=bool(s.batch or preset),
+        teacher_shard=s.teacher_shard, notify=notify,
     )  # fmt: skip
     if asks_words(given.stages[0]):
         head = workdir.stage(

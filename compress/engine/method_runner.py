@@ -90,6 +90,7 @@ class MethodInputs:
     teacher_cache: Path | None = None  # folder of the teacher's activations on `pieces`
     row_tokens: int = 0  # of the rows that stages with `pack` pack pieces into; 0 packs none
     batch_is_given: bool = False  # whether packed stages keep `batch`, however few steps they take
+    teacher_shard: bool = False  # whether a teacher of plain text is cut over all processes
     notify: Notify = silent
 
 
@@ -216,7 +217,7 @@ def _train(folder: Path, given: MethodInputs, link: Link, number: int, before: P
         if theirs is not None and teacher is given.opened and learns_relations(stage):
             stage, learned = _on_living_layers(stage, theirs, given)
             details |= learned
-        settings = _settings(given, text, tokens)
+        settings = replace(_settings(given, text, tokens), teacher_shard=given.teacher_shard)
         if given.teacher_cache and stage.objective.can_be_kept:
             text = CachedTeacherText(text, _cached(given, link, theirs))
             details |= {"teacher_cache": text.cache.about["sha256"]}

@@ -17,6 +17,7 @@ from compress.losses.relations import split_heads
 from compress.losses.tiled_relations import Dots
 from compress.models.families import Family, encoder_of, layers_of, linear
 from compress.models.precision import own_precision
+from compress.models.sharded_layers import is_sharded
 from serve.errors import BadInput
 
 
@@ -162,14 +163,21 @@ def _asked(model: nn.Module, rows: Tensor | None) -> Iterator[list[Tensor]]:
 def _hooks(
     model: nn.Module, family: Family, sources: set[Part], found: dict[Part, Tensor], *, leave: bool
 ) -> Iterator[None]:
-    """Context in which `model` writes each part of `sources` into `found`; with `leave`, the last one ends the forward pass."""
+    """Context in which `model` writes each part of `sources` into `found`; with `leave`, the last one ends the forward pass, but not in
+    the middle of a layer that is cut over processes."""
     layers = layers_of(model, family)
+    # A layer that is cut over processes gives its gathered weights back at its own end.
+    ends_layers = is_sharded(layers[0])
+
+    def leave_if_enough(*_: Any) -> None:
+        if leave and len(found) == len(sources):
+            raise _Enough
 
     def keep(part: Part, value: Tensor) -> None:
         if part in sources:
             found[part] = value
-            if leave and len(found) == len(sources):
-                raise _Enough
+            if not ends_layers:
+                leave_if_enough()
 
     def enters(_module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
         keep(Part("hidden", 0), positional[0] if positional else named["hidden_states"])
@@ -187,15 +195,15 @@ def _hooks(
 
     for number, layer in enumerate(layers, 1):
         last = number == len(layers)
-        after(
-            encoder_of(model).get_submodule(family.final_norm) if last and family.final_norm else layer,
-            Part("hidden", number),
-        )
+        ends = encoder_of(model).get_submodule(family.final_norm) if last and family.final_norm else layer
+        after(ends, Part("hidden", number))
         if family.fused:
             after(linear(layer, family.fused), *(Part(of, number) for of in ("queries", "keys", "values")))
         else:
             for of, path in (("queries", family.query), ("keys", family.key), ("values", family.value)):
                 after(linear(layer, path), Part(of, number))
+        if ends_layers:
+            handles += [module.register_forward_hook(leave_if_enough) for module in {layer, ends}]
     try:
         yield
     finally:

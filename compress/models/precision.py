@@ -1,10 +1,10 @@
 """The precision of matrix products. Trained weights, sums and losses stay in float32."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from compress.models.dropout_attention import TiledAttention
 from serve.errors import BadInput
@@ -45,24 +45,34 @@ def weights_in(model: nn.Module, precision: str) -> Iterator[None]:
     On a GPU in bfloat16 they are all weights: the sums between layers are then rounded to bfloat16 too, and read and written in
     half the time. That rounding makes the error of queries, keys and values 1.5 to 1.8 times as large as `autocast` does.
     """
-    half = HALVES.get(precision)
-    every = half is torch.bfloat16 and next(model.parameters()).is_cuda
-    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    kept = [
-        (module, name, weight)
-        for module in model.modules()
-        for name, weight in module.named_parameters(recurse=False)
-        if every or (isinstance(module, nn.Linear) and name == "weight" and id(weight) not in tables)
-    ]
+    kept = hold_in(list(model.modules()), precision, next(model.parameters()).device)
     try:
-        if half is not None:
-            held = {id(weight): nn.Parameter(weight.detach().to(half), requires_grad=False) for _, _, weight in kept}
-            for module, name, weight in kept:
-                setattr(module, name, held[id(weight)])
         yield
     finally:
         for module, name, weight in kept:
             setattr(module, name, weight)
+
+
+def hold_in(modules: Sequence[nn.Module], precision: str, device: torch.device) -> list[tuple[nn.Module, str, Tensor]]:
+    """Hold the own weights of `modules` in `precision` as `weights_in` does for a model on `device`.
+
+    Returns each module, the name of its weight, and what that weight was.
+    """
+    half = HALVES.get(precision)
+    if half is None:
+        return []
+    every = half is torch.bfloat16 and device.type == "cuda"
+    tables = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)}
+    kept: list[tuple[nn.Module, str, Tensor]] = [
+        (module, name, weight)
+        for module in modules
+        for name, weight in module.named_parameters(recurse=False)
+        if every or (isinstance(module, nn.Linear) and name == "weight" and id(weight) not in tables)
+    ]
+    held = {id(weight): nn.Parameter(weight.detach().to(half), requires_grad=False) for _, _, weight in kept}
+    for module, name, weight in kept:
+        setattr(module, name, held[id(weight)])
+    return kept
 
 
 @contextmanager

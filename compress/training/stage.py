@@ -27,9 +27,10 @@ from compress.methods.objectives import (
 from compress.methods.presets import Schedule
 from compress.models.activations import Activations, Part, assembled, read
 from compress.models.embedding_rows import rows_in_use
-from compress.models.families import FAMILIES, Family, encoder_of
+from compress.models.families import FAMILIES, Family, encoder_of, layers_of
 from compress.models.packed_inputs import kept_apart
 from compress.models.precision import weights_in
+from compress.models.sharded_layers import check_equal_shares, is_sharded, shard_layers
 from compress.training.checkpoint import Progress
 from compress.training.loop import Report, Validation, device_of_process, train
 from compress.training.prefetch import Prefetcher
@@ -67,6 +68,8 @@ class StageSettings:
     trackers: tuple[str, ...] = ()
     # Replaces `steps` and the stage's rate, warm-up and betas (see `compress.methods.presets`).
     schedule: Schedule | None = None
+    # Cut the teacher's layers over all processes.
+    teacher_shard: bool = False
 
 
 def train_stage(
@@ -89,7 +92,8 @@ def train_stage(
 
     Args:
         stage: the objective, the part of the student that trains, rate and schedule.
-        teacher: not changed; None if the objective needs labels alone. An objective on outputs needs the same kind of head.
+        teacher: not changed, unless `settings.teacher_shard` cuts it; None if the objective needs labels alone. An objective on
+            outputs needs the same kind of head.
         student: of the same vocabulary; its family is that of its configuration.
         family: the teacher's module paths.
         text: the text that both read.
@@ -101,7 +105,7 @@ def train_stage(
         report: called after each step.
 
     Raises:
-        BadInput: heads, layers or widths that the objective cannot compare.
+        BadInput: heads, layers or widths that the objective cannot compare; a cut teacher and processes with unequal parts of a batch.
     """
     objective = stage.objective
     if teacher is not None:
@@ -111,7 +115,10 @@ def train_stage(
     torch.manual_seed(settings.seed)
     maps = projections or Projections(objective, (student if teacher is None else teacher).config, student.config)
     with ExitStack() as stack:
-        if teacher is not None:
+        if teacher is not None and settings.teacher_shard:
+            check_equal_shares(settings.accumulate)
+            shard_layers(teacher.eval(), family, device_of_process(settings.device), settings.precision)
+        elif teacher is not None:
             teacher.eval().to(device_of_process(settings.device))
             stack.enter_context(weights_in(teacher, settings.precision))
         stack.enter_context(moving(student, stage.trains))
@@ -161,7 +168,8 @@ def step_losses(
         if objective.layers:
             expect(batch.inputs["attention_mask"], on_cpu.inputs["attention_mask"])
         with torch.no_grad():
-            teacher.to(device)
+            if not is_sharded(layers_of(teacher, family)[0]):
+                teacher.to(device)
             theirs = _theirs(teacher, family, objective, batch)
     seen = batch
     if remap is not None:

@@ -1,6 +1,6 @@
 """What the test of several processes runs in each of them: trainings of a tiny student on plain text, in float64.
 
-    python trained_together.py FOLDER NAME:METHOD:DROPOUT ...
+    python trained_together.py FOLDER NAME:METHOD:DROPOUT[:shard] ...
 
 Each ends in `FOLDER/NAME-PROCESS.json`; its checkpoints are in `FOLDER/NAME`.
 """
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from encoders import VOCABULARY, encoder
+from sharded_together import bytes_held
 from torch import nn
 
 from compress import distributed
@@ -32,9 +33,17 @@ STEPS = 12
 
 
 def trained(
-    folder: Path, method: str, dropout: float, *, accumulate: int = 1, report: Any = None
+    folder: Path,
+    method: str,
+    dropout: float,
+    *,
+    accumulate: int = 1,
+    report: Any = None,
+    shard: bool = False,
+    held: list[float] | None = None,
 ) -> tuple[nn.Module, Any]:
-    """The student and its progress after the first stage of `method`."""
+    """The student and its progress after the first stage of `method`. `held` gets the share of the bytes of the teacher's layers
+    that this process holds after each step."""
     stage = stages_of(method, Sizes(4, 2, 24, 24))[0]
     masks = stage.objective.masks_tokens
     teacher = encoder("bert", "ForMaskedLM" if masks else "", seed=0).double()
@@ -56,7 +65,15 @@ def trained(
             4, lambda: -float(next(student.parameters()).detach().norm()) if distributed.main() else 1 / 0
         )
 
-    settings = StageSettings(STEPS, learning_rate=3e-3, checkpoint_every_s=0, accumulate=accumulate)
+    whole = bytes_held(teacher, FAMILIES["bert"])
+
+    def look(*_: Any) -> None:
+        assert held is not None
+        held.append(bytes_held(teacher, FAMILIES["bert"]) / whole)
+
+    settings = StageSettings(
+        STEPS, learning_rate=3e-3, checkpoint_every_s=0, accumulate=accumulate, teacher_shard=shard
+    )
     progress = train_stage(
         stage,
         teacher,
@@ -67,16 +84,17 @@ def trained(
         folder=folder,
         projections=maps,
         validation=validation,
-        report=report,
+        report=report if held is None else look,
     )
     return student, progress
 
 
 def main() -> None:
     for job in sys.argv[2:]:
-        name, method, dropout = job.split(":")
+        name, method, dropout, *shard = job.split(":")
         folder = Path(sys.argv[1]) / (name if distributed.main() else "nothing is written here")
-        found = summary(*trained(folder, method, float(dropout)))
+        held: list[float] = []
+        found = summary(*trained(folder, method, float(dropout), shard=bool(shard), held=held)) | {"held": held}
         Path(sys.argv[1], f"{name}-{os.environ['RANK']}.json").write_text(json.dumps(found))
 
 

@@ -258,6 +258,10 @@ def test_distill_refuses_before_it_writes(tiny_teacher: Path, corpus: Path, tmp_
             {"teacher_cache": "kept", "assistants": ("layers=3,hidden=32,heads=4,ffn=32",)},
             "an --assistant is a second one",
         ),
+        (
+            {"teacher_shard": True},
+            "this is only one. Start several, one a GPU: torchrun --nproc-per-node 2 -m stillroom distill",
+        ),
         ({"assistants": ("huge",)}, "'huge' is not known"),
         (
             {"method": "minilm", "assistants": ("layers=2,hidden=32,heads=8,ffn=32",)},
