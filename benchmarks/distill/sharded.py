@@ -90,7 +90,11 @@ def main() -> None:
     for each in found.values():
         each["largest_relative_difference"] = max(abs(a - b) / b for a, b in zip(each["losses"], whole, strict=True))
     layer_bytes = given.layers * 4 * (12 * given.width**2 + 13 * given.width)
-    print(json.dumps({"settings": vars(given), "layers_mb": layer_bytes / 1e6, "load": os.getloadavg(), **found}, indent=1))
+    print(
+        json.dumps(
+            {"settings": vars(given), "layers_mb": layer_bytes / 1e6, "load": os.getloadavg(), **found}, indent=1
+        )
+    )
 
 
 if __name__ == "__main__":

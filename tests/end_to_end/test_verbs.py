@@ -277,6 +277,27 @@ def test_distill_refuses_before_it_writes(tiny_teacher: Path, corpus: Path, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_cut_teacher_is_refused_where_processes_would_ask_it_unevenly_or_not_at_all(
+    tiny_teacher: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    for wrong, message in (
+        ({"teacher_cache": "kept"}, "they share the batches of --teacher-cache unevenly"),
+        ({"method": "mlm"}, "--teacher-shard has no effect on --method mlm, which reads no teacher"),
+        (
+            {"method": "mlm-kd"},
+            "--method mlm-kd reads the teacher's masked-language-model head, and --teacher has none",
+        ),
+    ):
+        with pytest.raises(BadInput, match=message):
+            face.distill(
+                str(tiny_teacher), [corpus], tmp_path / "small", student="layers=2,hidden=16,heads=4,ffn=32",
+                teacher_shard=True, **wrong,
+            )  # type: ignore[arg-type]  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_model_is_fine_tuned_on_labels_and_on_soft_labels(
     tiny_teacher: Path, task_data: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
