@@ -30,7 +30,9 @@ STUDENT = "layers=3,hidden=192,heads=12,ffn=768"
 EVERY_S = 0.2  # between two looks at memory
 
 
-def run(folder: Path, name: str, processes: int, given: argparse.Namespace, *more: str) -> dict[str, Any]:
+def run(
+    folder: Path, name: str, processes: int, given: argparse.Namespace, *more: str, **variables: str
+) -> dict[str, Any]:
     """What one training showed; see the module."""
     distill = [
         "-m", "stillroom", "distill", "--teacher", "teacher", "--corpus", "text.txt", "--out", name, "--student", STUDENT, "--batch",
@@ -41,7 +43,7 @@ def run(folder: Path, name: str, processes: int, given: argparse.Namespace, *mor
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [*launcher, "--master-port", str(port), *distill] if processes > 1 else [sys.executable, *distill]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | variables
     began = time.monotonic()
     private: dict[int, list[int]] = {}
     with open(folder / f"{name}.log", "w") as log:
@@ -85,6 +87,9 @@ def main() -> None:
             "one process, --accumulate 2": run(folder, "one", 1, given, "--accumulate", "2"),
             "two processes": run(folder, "two", 2, given),
             "two processes, --teacher-shard": run(folder, "cut", 2, given, "--teacher-shard"),
+            "two processes, --teacher-shard, MALLOC_MMAP_THRESHOLD_=1000000": run(
+                folder, "mapped", 2, given, "--teacher-shard", MALLOC_MMAP_THRESHOLD_="1000000"
+            ),
         }
     whole = found["one process, --accumulate 2"]["losses"]
     for each in found.values():
