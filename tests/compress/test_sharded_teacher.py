@@ -25,6 +25,7 @@ def test_a_cut_teacher_says_what_a_whole_one_does_and_each_process_holds_half_of
     common = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)]),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
     }  # fmt: skip
     command = [sys.executable, str(Path(__file__).with_name("sharded_together.py")), str(tmp_path)]
     started = [
