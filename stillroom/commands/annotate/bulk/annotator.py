@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 # What the bytes of a part may depend on, beside the bundle.
 PACKAGES = ("stillroom", "numpy", "onnxruntime", "tokenizers", "pyarrow", "msgspec")
 
+# What an input that was changed was meanwhile, and what to do, in a message.
+ANNOTATED = "annotated; give another --output, or --restart"
+
 # The answer to a row as JSON, or why there is none: a code and a message.
 Outcome = bytes | tuple[str, str]
 T = TypeVar("T")
@@ -87,8 +90,13 @@ class Annotator:
         return Ready(os.getpid(), platform.node(), versions())
 
     def scan(self, source: InputPlace) -> Scan:
-        """What is in an input. BadInput if it cannot be used."""
-        return self._read_again(source, lambda: scan(source, self.job))
+        """What is in an input. BadInput if it cannot be used, or is not the file that was listed."""
+
+        def checked() -> Scan:
+            self._check_unchanged(source, "read; give the same command again")
+            return scan(source, self.job)
+
+        return self._read_again(source, checked)
 
     def annotate(self, part: Part) -> Made:
         """Answers a part and puts it into the output.
@@ -112,35 +120,37 @@ class Annotator:
             return
         if self._output.read(MANIFEST) is None:
             raise BadInput(
-                f"does not see {MANIFEST} in --output {self.job.output}, which this machine has written; with --ray, give a folder that "
-                "all nodes share, or a URL such as s3://"
+                f"does not see {MANIFEST} in --output {shown(self.job.output)}, which this machine has written; with --ray, give a "
+                "folder that all nodes share, or a URL such as s3://"
             )
         self._shared = True
 
     def _annotate(self, part: Part) -> Made:
-        self._check_unchanged(part)
+        self._check_unchanged(part.source)
         name, bad = name_of(part, self.job.format), BadRows()
         with reading(part.source, self.job, part.start) as file:
             with self._output.writing(name) as path:
-                (self._write_table if file.format == "parquet" else self._write_lines)(file, part, path, bad)
+                rows = (self._write_table if file.format == "parquet" else self._write_lines)(file, part, path, bad)
+                self._check_unchanged(part.source)
+                if rows != part.rows:
+                    raise _changed(part.source)
                 size_bytes, sha256 = path.stat().st_size, sha256_file(path)
-            return Made(name, shown(part.source.place), part.rows, size_bytes, sha256, bad, file.unit)
+            return Made(name, shown(part.source.place), rows, size_bytes, sha256, bad, file.unit)
 
-    def _check_unchanged(self, part: Part) -> None:
+    def _check_unchanged(self, source: InputPlace, meanwhile: str = ANNOTATED) -> None:
         try:
-            now = place_of(part.source.place)
+            now = place_of(source.place)
         except Exception as error:
-            if is_url(part.source.place) and not isinstance(error, FileNotFoundError):
+            if is_url(source.place) and not isinstance(error, FileNotFoundError):
                 raise ReadFailed from error
             hint = "; with --ray, give a place that every node reads, such as s3://" if self.job.on_nodes else ""
-            raise BadInput(f"--input {shown(part.source.place)} cannot be read ({error}){hint}") from error
-        if (now.bytes, now.mark) != (part.source.bytes, part.source.mark):
-            raise BadInput(
-                f"{shown(part.source.place)} was changed while it was annotated; give another --output, or --restart"
-            )
+            raise BadInput(f"--input {shown(source.place)} cannot be read ({error}){hint}") from error
+        if (now.bytes, now.mark) != (source.bytes, source.mark):
+            raise _changed(source, meanwhile)
 
-    def _write_lines(self, file: InputFile, part: Part, path: Path, bad: BadRows) -> None:
-        opening = answer_opening(self.job.columns.answer)
+    def _write_lines(self, file: InputFile, part: Part, path: Path, bad: BadRows) -> int:
+        """Answers the part as JSON lines. Returns its rows, which are fewer than planned if the input was shortened."""
+        opening, count = answer_opening(self.job.columns.answer), 0
         with path.open("wb") as out:
             for rows in _windows(store_failures(part.source, file.rows()), part.rows):
                 for row, outcome in zip(rows, self._outcomes(rows, file, bad), strict=True):
@@ -149,12 +159,15 @@ class Annotator:
                         if isinstance(outcome, bytes)
                         else error_line(row, *outcome)
                     )
+                count += len(rows)
+        return count
 
-    def _write_table(self, file: InputFile, part: Part, path: Path, bad: BadRows) -> None:
+    def _write_table(self, file: InputFile, part: Part, path: Path, bad: BadRows) -> int:
+        """Answers the part as a parquet file. Returns its rows, as `_write_lines`."""
         import pyarrow as pa
         from pyarrow import parquet
 
-        job, writer = self.job, None
+        job, writer, count = self.job, None, 0
         groups = table_groups(file, job, part.start.row, part.end)
         try:
             for batch, rows in store_failures(part.source, groups):
@@ -170,9 +183,11 @@ class Annotator:
                 )
                 writer = writer or parquet.ParquetWriter(path, made.schema)
                 writer.write_table(made)
+                count += len(rows)
         finally:
             if writer is not None:
                 writer.close()
+        return count
 
     def _outcomes(self, rows: list[InputRow], file: InputFile, bad: BadRows) -> list[Outcome]:
         """The outcome of each row.
@@ -213,9 +228,21 @@ class Annotator:
 
     def _model(self) -> "Pipeline":
         if self._pipeline is None:
-            self._pipeline = self._open()
-            self._pipeline.warm_up()
+            opened = self._open()
+            if opened.manifest.digest != self.job.digest:
+                raise bundle_changed(self.job)
+            opened.warm_up()
+            self._pipeline = opened
         return self._pipeline
+
+
+def bundle_changed(job: Job) -> BadInput:
+    """What is told when the folder of the bundle has another one than at the start."""
+    return BadInput(f"the bundle {shown(job.bundle)} was changed while it was used; give the same command again")
+
+
+def _changed(source: InputPlace, meanwhile: str = ANNOTATED) -> BadInput:
+    return BadInput(f"{shown(source.place)} was changed while it was {meanwhile}")
 
 
 def versions() -> dict[str, str]:
@@ -230,7 +257,7 @@ def versions() -> dict[str, str]:
 
 
 def _windows(rows: Iterator[InputRow], count: int) -> Iterator[list[InputRow]]:
-    """The first `count` rows, in windows of as many rows and bytes as `annotate` holds at once."""
+    """The first `count` rows, or all if there are fewer, in windows of as many rows and bytes as `annotate` holds at once."""
     held: list[InputRow] = []
     held_bytes = 0
     for number, row in enumerate(rows, 1):
@@ -241,3 +268,5 @@ def _windows(rows: Iterator[InputRow], count: int) -> Iterator[list[InputRow]]:
             held, held_bytes = [], 0
         if number == count:
             return
+    if held:
+        yield held

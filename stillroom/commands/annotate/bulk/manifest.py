@@ -12,7 +12,7 @@ from typing import Any
 
 from serve.bundle.remote_files import shown
 from serve.errors import BadInput
-from stillroom.commands.annotate.bulk.plan import Part, Scan, name_of, parts_of
+from stillroom.commands.annotate.bulk.plan import Part, Scan, name_of, parts_of, row_ranges
 from stillroom.commands.annotate.bulk.storage import InputPlace, Storage
 from stillroom.commands.annotate.reader import Start
 
@@ -136,16 +136,20 @@ class PartsManifest:
             )
 
     def _remove_all(self) -> None:
-        """Removes the parts that are listed, or would be made of the inputs that are."""
+        """Removes the parts that are listed, or would be made of the inputs that are; then lists nothing.
+
+        The manifest is there at all times: without one, the output would be refused after a kill.
+        """
         found = self._found()
         ours = set(found["parts"])
         for name, each in found["inputs"].items():
-            ends = [*(start[0] for start in each["starts"][1:]), each["rows"]]
-            ranges = {f"{name}-{start[0]:012d}-{end:012d}" for start, end in zip(each["starts"], ends, strict=True)}
+            begins = [start[0] for start in each["starts"]]
+            ranges = {f"{name}-{begin:012d}-{end:012d}" for begin, end in row_ranges(begins, each["rows"])}
             ours |= {file for file in self.sizes if file.rpartition(".")[0] in ranges}
-        for name in [MANIFEST, *sorted(ours & set(self.sizes))]:
+        for name in sorted(ours & set(self.sizes)):
             self.storage.remove(name)
         self.sizes = {}
+        self.save()
 
 
 def _described(source: InputPlace, about: Mapping[str, Any]) -> dict[str, Any]:

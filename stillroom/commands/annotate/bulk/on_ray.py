@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, redirect_stdout
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from serve.bundle.cpu_quota import available_cores
 from serve.bundle.fetched import kept
 from serve.bundle.manifest import MANIFEST, Bundle, open_bundle
 from serve.errors import BadInput, BundleError, StillroomError
-from stillroom.commands.annotate.bulk.annotator import Annotator, Ready, versions
+from stillroom.commands.annotate.bulk.annotator import Annotator, Ready, bundle_changed, versions
 from stillroom.commands.annotate.bulk.plan import Job
 from stillroom.commands.annotate.bulk.workers import Worker, called, settle_threads
 
@@ -74,7 +73,7 @@ def _workers(ray: Any, address: str, job: Job, processes: int | None) -> "list[W
             f"--ray {address} has {cpus} CPUs, and {count or 1} x {job.threads} are asked for; give fewer --processes or "
             "--threads, or a larger cluster"
         )
-    files = ray.put(_files_of(Path(job.bundle)))
+    files = ray.put(_files_of(job))
     return [RayWorker(ray, job, files) for _ in range(count)]
 
 
@@ -135,11 +134,12 @@ def _check_answers(address: str) -> None:
         ) from None
 
 
-@cache
-def _files_of(bundle: Path) -> dict[str, bytes]:
-    """The files of a bundle, by name."""
-    names = [MANIFEST, *open_bundle(bundle).manifest.files]
-    return {name: (bundle / name).read_bytes() for name in names}
+def _files_of(job: Job) -> dict[str, bytes]:
+    """The files of the bundle, by name. BadInput if it is not the one that was checked at the start."""
+    manifest, folder = open_bundle(job.bundle).manifest, Path(job.bundle)
+    if manifest.digest != job.digest:
+        raise bundle_changed(job)
+    return {name: (folder / name).read_bytes() for name in (MANIFEST, *manifest.files)}
 
 
 class RayWorker:
@@ -208,6 +208,9 @@ def _bundle_here(job: Job, files: Any) -> Bundle:
         for name, content in ray.get(files).items():
             (partial / name).parent.mkdir(parents=True, exist_ok=True)
             (partial / name).write_bytes(content)
-        return open_bundle(partial)
+        bundle = open_bundle(partial)
+        if bundle.manifest.digest != job.digest:  # it would be kept under the name of the other one
+            raise bundle_changed(job)
+        return bundle
 
     return kept(job.digest, fetch, job.bundle, 0)

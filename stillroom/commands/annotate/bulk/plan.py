@@ -5,7 +5,7 @@ which they are computed, depend on the input and on the settings alone: whoever 
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -80,8 +80,14 @@ def name_of(part: Part, format: str | None) -> str:
 
 def parts_of(source: InputPlace, starts: tuple[Start, ...], rows: int) -> list[Part]:
     """The parts of an input of which a scan found the `starts`."""
-    ends = [*(start.row for start in starts[1:]), rows]
-    return [Part(source, start, end - start.row) for start, end in zip(starts, ends, strict=True)]
+    ranges = row_ranges([start.row for start in starts], rows)
+    return [Part(source, start, end - begin) for start, (begin, end) in zip(starts, ranges, strict=True)]
+
+
+def row_ranges(begins: Sequence[int], rows: int) -> list[tuple[int, int]]:
+    """The rows before each part and up to its end, of an input with `rows` whose parts begin at `begins`. Without rows it has no parts."""
+    ends = [*begins[1:], rows][: len(begins)]
+    return list(zip(begins, ends, strict=True))
 
 
 def input_format(source: InputPlace, format: str | None) -> str:

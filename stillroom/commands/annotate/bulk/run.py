@@ -64,6 +64,7 @@ def annotate_files(settings: Annotation) -> dict[str, Any]:
     with contextlib.ExitStack() as opened:
         opened.enter_context(_alone(storage))
         manifest = PartsManifest(storage, _lineage(settings, job), restart=settings.restart)
+        opened.enter_context(_partial_files_removed(storage))
         manifest.check_inputs(sources)
         new = [source for source in sources if not manifest.known(source)]
         parts, there = _parts(manifest, sources, job) if not new else ([], [])
@@ -106,6 +107,8 @@ def annotate_files(settings: Annotation) -> dict[str, Any]:
 def summary(document: dict[str, Any]) -> Sequence[str]:
     """The line that ends a run."""
     parts = f"{document['parts']:,} part{'s' * (document['parts'] != 1)}"
+    if not document["rows"]:
+        return [f"{document['input']} has no rows; nothing was done."]
     if document["texts_per_s"] is None:
         return [f"{document['output']} holds all {document['rows']:,} rows in {parts} already; nothing was done."]
     done, count = document["rows"] - document["rows_before"], document["processes"]
@@ -221,16 +224,27 @@ def _alone(storage: Storage) -> Iterator[None]:
                 f"another `annotate` is writing {storage.place}; wait for it, or give another --output"
             ) from error
         try:
-            storage.remove_partial_files()
             yield
         finally:
-            storage.remove_partial_files()  # of workers that were killed
             lock.unlink(missing_ok=True)
             if new:
                 with contextlib.suppress(OSError):  # where something was written
                     storage.path.rmdir()
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _partial_files_removed(storage: Storage) -> Iterator[None]:
+    """Removes what writers that were killed have left, at the start and at the end. Enter it once the output was accepted."""
+    if not isinstance(storage, DiskFolder):
+        yield
+        return
+    storage.remove_partial_files()
+    try:
+        yield
+    finally:
+        storage.remove_partial_files()
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ HIDDEN = (".", "_")  # files and folders with such names are no data, as for Spa
 # The bytes that one request to a store asks for while a file is read.
 BLOCK_BYTES = 4 * 2**20
 PARTIAL = ".partial"
+PARTIAL_NAME = re.compile(rf"\..+\.[0-9a-f]{{32}}{re.escape(PARTIAL)}")
 
 
 class InputPlace(NamedTuple):
@@ -219,7 +220,8 @@ class DiskFolder:
     def remove_partial_files(self) -> None:
         """Removes what writers that were killed have left."""
         for each in self.path.rglob(f".*{PARTIAL}"):
-            each.unlink(missing_ok=True)
+            if PARTIAL_NAME.fullmatch(each.name) and each.is_file():
+                each.unlink(missing_ok=True)
 
     @contextmanager
     def _refused(self) -> Iterator[None]:

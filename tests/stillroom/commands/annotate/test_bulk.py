@@ -153,7 +153,7 @@ def test_a_rerun_makes_what_is_missing_and_nothing_twice(
     manifest = json.loads((out / MANIFEST).read_bytes())
     del manifest["parts"][unlisted]  # of a driver that was killed before it wrote the manifest again
     (out / MANIFEST).write_text(json.dumps(manifest))
-    (out / f".{missing}.0.partial").write_text("of a writer that was killed")
+    (out / f".{missing}.{'0' * 32}.partial").write_text("of a writer that was killed")
     (given / "more.txt").write_text("fly\n")
     before = {each: each.stat().st_mtime_ns for each in out.rglob("[a-z]*-0*")}
     document = annotate_files(settings)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from socket import socket
 
@@ -160,22 +161,19 @@ def test_a_node_without_the_bundle_gets_it_through_the_object_store(
 ) -> None:
     monkeypatch.setenv(fetched.CACHE_VARIABLE, str(tmp_path / "cache"))
     digest = open_bundle(cities).manifest.digest
-    job = Job(
-        str(tmp_path / "elsewhere"),
-        digest,
-        "fp32",
-        1,
-        "cpu",
-        Columns(),
-        AnswerOptions(),
-        None,
-        "stop",
-        5,
-        str(tmp_path),
-    )
+    here = Job(str(cities), digest, "fp32", 1, "cpu", Columns(), AnswerOptions(), None, "stop", 5, str(tmp_path))
+    job = replace(here, bundle=str(tmp_path / "elsewhere"))
+    write_bundle(tmp_path / "other", city_table() * 2)
+    other = replace(here, bundle=str(tmp_path / "other"))
     ray.init(address=cluster, log_to_driver=False)
     try:
-        bundle = on_ray._bundle_here(job, ray.put(on_ray._files_of(cities)))
+        with pytest.raises(BadInput, match="other was changed while it was used; give the same command again"):
+            on_ray._files_of(other)
+        files = ray.put(on_ray._files_of(replace(other, digest=open_bundle(other.bundle).manifest.digest)))
+        with pytest.raises(BadInput, match="elsewhere was changed while it was used; give the same command again"):
+            on_ray._bundle_here(job, files)
+        assert not (tmp_path / "cache" / "bundles" / digest).exists()
+        bundle = on_ray._bundle_here(job, ray.put(on_ray._files_of(here)))
         assert on_ray._bundle_here(job, None).path == bundle.path  # from the cache
     finally:
         ray.shutdown()

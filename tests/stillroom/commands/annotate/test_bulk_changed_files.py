@@ -1,0 +1,151 @@
+"""`stillroom annotate` over a folder whose files, bundle or output change, or are not what they seem."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from lookup_bundles import city_table, write_bundle
+from pyarrow import parquet
+from test_bulk import digests, parts_of, refused, settings_of
+
+from serve.bundle.manifest import open_bundle
+from serve.errors import BadInput
+from serve.model.pipeline import Pipeline
+from serve.text.answers import AnswerOptions
+from stillroom.commands.annotate.bulk.annotator import Annotator
+from stillroom.commands.annotate.bulk.manifest import MANIFEST, PartsManifest
+from stillroom.commands.annotate.bulk.plan import Job, Part
+from stillroom.commands.annotate.bulk.run import annotate_files, summary
+from stillroom.commands.annotate.bulk.storage import DiskFolder, inputs_of, storage_of
+from stillroom.commands.annotate.reader import Start
+from stillroom.commands.annotate.rows import Columns
+
+
+def job_of(bundle: Path, out: Path) -> Job:
+    digest = open_bundle(bundle).manifest.digest
+    return Job(str(bundle), digest, "fp32", 1, "cpu", Columns(), AnswerOptions(), None, "stop", 5, str(out))
+
+
+def annotator_of(job: Job, before: Callable[[], object] = lambda: None) -> Annotator:
+    """An annotator that calls `before` when it opens the bundle: after it has checked the input of its first part."""
+
+    def open_pipeline() -> Pipeline:
+        before()
+        return Pipeline(job.bundle, job.variant, job.threads, log_notes=False)
+
+    return Annotator(job, open_pipeline)
+
+
+def write_lines(path: Path, count: int) -> None:
+    path.write_text("".join(f'{{"text": "fly to rome {number}"}}\n' for number in range(count)))
+
+
+def write_table(path: Path, count: int) -> None:
+    parquet.write_table(pa.table({"text": [f"fly to rome {number}" for number in range(count)]}), path)
+
+
+def test_files_without_rows_are_listed_and_have_no_parts(cities: Path, tmp_path: Path) -> None:
+    given, out = tmp_path / "in", tmp_path / "out"
+    given.mkdir()
+    (given / "empty.jsonl").touch()
+    (given / "head.csv").write_text("text\n")
+    write_table(given / "none.parquet", 0)
+    assert summary(annotate_files(settings_of(cities, given, out))) == [f"{given} has no rows; nothing was done."]
+    write_lines(given / "a.jsonl", 3)
+    for restart in (False, False, True):
+        document = annotate_files(settings_of(cities, given, out, restart=restart))
+        assert (document["files"], document["rows"], document["parts"]) == (4, 3, 1)
+    assert json.loads((out / MANIFEST).read_bytes())["inputs"]["head.csv"]["rows"] == 0
+
+
+@pytest.mark.parametrize(("name", "write"), [("in.jsonl", write_lines), ("in.parquet", write_table)])
+def test_an_input_that_changes_while_a_part_is_made_leaves_no_part(
+    name: str, write: Callable[[Path, int], None], cities: Path, tmp_path: Path
+) -> None:
+    given, out = tmp_path / name, tmp_path / "out"
+    write(given, 12)
+    (source,) = inputs_of(str(given))
+    part, later = Part(source, Start(), 12), source.mark
+
+    def touch() -> None:
+        os.utime(given, ns=(0, int(later) + 1))
+
+    with pytest.raises(BadInput, match=r"was changed while it was annotated; give another --output, or --restart"):
+        annotator_of(job_of(cities, out), touch).annotate(part)
+    assert list(out.iterdir()) == []
+    # One that is shorter than the plan, though its size and time say nothing.
+    write(given, 4)
+    (source,) = inputs_of(str(given))
+    with pytest.raises(BadInput, match="was changed while it was annotated"):
+        annotator_of(job_of(cities, out)).annotate(Part(source, Start(), 12))
+    assert list(out.iterdir()) == []
+    assert annotator_of(job_of(cities, out)).annotate(Part(source, Start(), 4)).rows == 4
+
+
+def test_an_input_that_changes_before_it_is_read_is_refused(cities: Path, tmp_path: Path) -> None:
+    write_lines(tmp_path / "in.jsonl", 3)
+    (source,) = inputs_of(str(tmp_path / "in.jsonl"))
+    write_lines(tmp_path / "in.jsonl", 4)
+    with pytest.raises(BadInput, match=r"in.jsonl was changed while it was read; give the same command again"):
+        annotator_of(job_of(cities, tmp_path / "out")).scan(source)
+
+
+def test_another_bundle_in_the_folder_of_the_first_does_not_answer(cities: Path, tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle"
+    shutil.copytree(cities, bundle)
+    job = job_of(bundle, tmp_path / "out")
+    shutil.rmtree(bundle)
+    write_bundle(bundle, city_table() * 2)
+    write_lines(tmp_path / "in.jsonl", 3)
+    (source,) = inputs_of(str(tmp_path / "in.jsonl"))
+    with pytest.raises(
+        BadInput, match=f"the bundle {bundle} was changed while it was used; give the same command again"
+    ):
+        annotator_of(job).annotate(Part(source, Start(), 3))
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_files_of_others_stay_where_the_output_is_refused(cities: Path, tmp_path: Path) -> None:
+    write_lines(tmp_path / "in.jsonl", 3)
+    out = tmp_path / "out"
+    (out / "deep" / f".d.{'0' * 32}.partial").mkdir(parents=True)
+    for name in (".film.partial", f".mine.{'0' * 32}.partial", "other.txt"):
+        (out / name).write_text("mine")
+    before = sorted(out.rglob("*"))
+    assert "holds files that `annotate` did not write (other.txt)" in refused(cities, tmp_path / "in.jsonl", out)
+    assert sorted(out.rglob("*")) == before
+    (out / "other.txt").unlink()
+    annotate_files(settings_of(cities, tmp_path / "in.jsonl", out))
+    assert [each.name for each in sorted(out.rglob(".*"))] == [".film.partial", f".d.{'0' * 32}.partial"]
+
+
+def test_a_kill_within_a_restart_leaves_an_output_that_is_known(
+    cities: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, out = tmp_path / "in.jsonl", tmp_path / "out"
+    write_lines(given, 12)
+    annotate_files(settings_of(cities, given, out))
+    whole = digests(out)
+    removed = list[str]()
+
+    def remove(self: DiskFolder, name: str) -> None:
+        if removed:
+            raise KeyboardInterrupt
+        removed.append(name)
+        (self.path / name).unlink()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DiskFolder, "remove", remove)
+        with pytest.raises(KeyboardInterrupt):
+            annotate_files(settings_of(cities, given, out, restart=True, answer_field="a"))
+    assert len(digests(out)) == 2
+    PartsManifest(storage_of(str(out)), {"now": 1}, restart=True)  # and then ended, before an input was read
+    assert digests(out) == {}
+    assert "was begun with " in refused(cities, given, out)
+    annotate_files(settings_of(cities, given, out, restart=True))
+    assert digests(out) == whole
+    assert len(parts_of(out, "in.jsonl")) == 3
