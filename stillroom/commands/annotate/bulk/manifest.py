@@ -13,12 +13,11 @@ from typing import Any
 from serve.bundle.remote_files import shown
 from serve.errors import BadInput
 from stillroom.commands.annotate.bulk.plan import Part, Scan, name_of, parts_of, row_ranges
-from stillroom.commands.annotate.bulk.storage import InputPlace, Storage
+from stillroom.commands.annotate.bulk.storage import SHOWN_FILES, DiskFolder, InputPlace, Storage
 from stillroom.commands.annotate.reader import Start
 
 MANIFEST = "_manifest.json"
 SAVE_EVERY_S = 2.0
-SHOWN_FILES = 5
 
 
 class PartsManifest:
@@ -89,10 +88,19 @@ class PartsManifest:
         """Lists a part."""
         self.parts[name] = {"rows": rows, "bytes": size_bytes, "sha256": sha256}
 
+    def missing(self) -> list[str]:
+        """The listed parts that are not in the output as they are listed."""
+        sizes = self.storage.sizes()
+        return [name for name, part in self.parts.items() if sizes.get(name) != part["bytes"]]
+
     def save(self, *, complete: bool = False, now: bool = True) -> None:
-        """Writes it; unless `now`, only if it was not written for a while."""
+        """Writes it; unless `now`, only if it was not written for a while. BadInput if another run has begun the output meanwhile."""
         if not now and time.monotonic() - self._saved_s < SAVE_EVERY_S:
             return
+        self._refuse_other_run()
+        self._write(complete=complete)
+
+    def _write(self, *, complete: bool) -> None:
         document = {
             "complete": complete,
             "lineage": self.lineage,
@@ -100,22 +108,35 @@ class PartsManifest:
             "parts": dict(sorted(self.parts.items())),
         }
         with self.storage.writing(MANIFEST) as path:
-            path.write_text(json.dumps(document, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+            # ASCII: the name of a file need not be UTF-8.
+            path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         self._saved_s = time.monotonic()
 
     def _take_up(self) -> None:
         found = self._found()
-        changed = [
-            f"{name} {json.dumps(found['lineage'].get(name))}, now {json.dumps(self.lineage.get(name))}"
-            for name in {**found["lineage"], **self.lineage}
-            if found["lineage"].get(name) != self.lineage.get(name)
-        ]
-        if changed:
+        if changed := self._changed(found["lineage"]):
             raise BadInput(
-                f"--output {shown(self.storage.place)} was begun with {'; '.join(changed)}. Give another "
-                "--output, or --restart to begin anew"
+                f"--output {shown(self.storage.place)} was begun with {changed}. Give another --output, or --restart to begin anew"
             )
         self.inputs, self.parts = found["inputs"], found["parts"]
+
+    def _refuse_other_run(self) -> None:
+        """On a disk a lock keeps others away; a store has none."""
+        if isinstance(self.storage, DiskFolder) or self.storage.read(MANIFEST) is None:
+            return
+        if changed := self._changed(self._found()["lineage"]):
+            raise BadInput(
+                f"--output {shown(self.storage.place)} was begun by another run meanwhile, with {changed}. Give another --output, or wait "
+                "for that run and give --restart"
+            )
+
+    def _changed(self, lineage: Mapping[str, Any]) -> str:
+        """In which settings `lineage` differs from that of this run."""
+        return "; ".join(
+            f"{name} {json.dumps(lineage.get(name))}, now {json.dumps(self.lineage.get(name))}"
+            for name in {**lineage, **self.lineage}
+            if lineage.get(name) != self.lineage.get(name)
+        )
 
     def _found(self) -> dict[str, Any]:
         try:
@@ -149,7 +170,7 @@ class PartsManifest:
         for name in sorted(ours & set(self.sizes)):
             self.storage.remove(name)
         self.sizes = {}
-        self.save()
+        self._write(complete=False)
 
 
 def _described(source: InputPlace, about: Mapping[str, Any]) -> dict[str, Any]:

@@ -148,7 +148,6 @@ class RayWorker:
     def __init__(self, ray: Any, job: Job, files: Any) -> None:
         self._ray, self._job, self._files = ray, job, files
         self._actor: Any = None
-        self.died: tuple[type[Exception], ...] = (ray.exceptions.RayActorError, ray.exceptions.RayTaskError)
 
     def start(self) -> "Future[Any]":
         """Starts the actor, or another one after it died."""
@@ -162,6 +161,12 @@ class RayWorker:
         """Calls a method of the actor's `Annotator`."""
         future: Future[Any] = self._actor.call.remote(method, item).future()
         return future
+
+    def died(self, error: Exception) -> bool:
+        """Whether it says that Ray ended the actor, could not start it, or lost what it needs; not that our own code failed in it."""
+        if isinstance(error, self._ray.exceptions.RayTaskError):
+            error = error.cause
+        return isinstance(error, self._ray.exceptions.RayError)
 
     def end(self) -> None:
         """Ends the actor at once."""

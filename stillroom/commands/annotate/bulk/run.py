@@ -18,25 +18,30 @@ from serve.workers.supervisor import processes_for
 from stillroom.commands.annotate.bulk.annotator import Made
 from stillroom.commands.annotate.bulk.manifest import PartsManifest
 from stillroom.commands.annotate.bulk.on_ray import check_node, load_ray, ray_workers
-from stillroom.commands.annotate.bulk.plan import Job, Part, Scan, input_format
+from stillroom.commands.annotate.bulk.plan import Job, Part, Scan, input_format, name_of
 from stillroom.commands.annotate.bulk.storage import (
+    MOST_NAME_BYTES,
+    SHOWN_FILES,
     WILD,
     DiskFolder,
     InputPlace,
     Storage,
     inputs_of,
+    is_inside,
+    is_remote,
     local_path,
     storage_of,
 )
 from stillroom.commands.annotate.bulk.workers import LocalWorker, WorkerGroup
 from stillroom.commands.annotate.checks import columns_of, option_faults
 from stillroom.commands.annotate.ctrl_c import ctrl_c_kept
-from stillroom.commands.annotate.reader import FORMATS, STDIN, input_faults
+from stillroom.commands.annotate.reader import FORMATS, STDIN, Start, input_faults
 from stillroom.commands.annotate.tables import ERROR, SUFFIXES
 from stillroom.console import bar, say
 from stillroom.settings.annotate import Annotation
 
 LOCK = ".annotate.lock"
+LATE_S = 60.0  # the longest that NFS keeps a listing of a folder, by default
 SHOWN_INPUTS = 5  # with bad rows, in a message
 
 
@@ -81,6 +86,7 @@ def annotate_files(settings: Annotation) -> dict[str, Any]:
             except StillroomError as fault:
                 raise type(fault)(f"{fault.message}\n{_how_far(manifest, parts, there, storage)}") from None
             seconds = time.monotonic() - began_s
+        _check_there(manifest, job)
         manifest.save(complete=True)
     rows = sum(each.rows for each in made)
     _tell_bad_rows(made, job)
@@ -141,6 +147,8 @@ def _checked(settings: Annotation) -> tuple[Bundle, list[InputPlace], Job]:
     kinds = {(input_format(source, settings.format), Path(source.name).suffix): source for source in sources}
     for source in kinds.values():  # one file of each kind tells
         faults.messages += input_faults(Path(source.name), settings.format, columns)
+    if not is_remote(str(settings.output)):
+        faults.messages += _long_names(sources, settings.format)
     if bundle and choice:
         faults.messages += option_faults(settings.options, bundle.manifest, choice.variant)
         if bundle.variant(choice.variant)[1].scheme == "dynamic":
@@ -177,15 +185,27 @@ def _setting_faults(settings: Annotation) -> Iterator[str]:
         return
     if settings.ray and settings.device != "cpu":
         yield f"--device {settings.device} with --ray: workers of Ray run on CPUs; leave one of the two out"
-    if not is_url(settings.output):
+    if not is_remote(str(settings.output)):
         out = local_path(str(settings.output))
         if out.exists() and not out.is_dir():
             yield f"--output {out} is a file; many inputs, and --ray, need a folder, which gets a file for each part"
         elif not out.exists() and out.suffix in {*SUFFIXES, *(f".{each}" for each in FORMATS)}:
             yield f"--output {out} has the name of a file; many inputs, and --ray, need a folder, which gets a file for each part"
-        given = None if is_url(settings.input) else local_path(str(settings.input))
-        if given and given.is_dir() and out.is_relative_to(given):
-            yield f"--output {out} is in the input folder, and its parts would be inputs of the next run; give another folder"
+    if is_inside(str(settings.output), str(settings.input)):
+        yield (
+            f"--output {shown(settings.output)} is in the input folder, and its parts would be inputs of the next run; give another folder"
+        )
+
+
+def _long_names(sources: Sequence[InputPlace], format: str | None) -> Iterator[str]:
+    """A fault if parts would have longer names than a disk can have."""
+    parts = [(source, name_of(Part(source, Start(), 0), format).rpartition("/")[2]) for source in sources]
+    if long := [shown(source.place) for source, name in parts if len(os.fsencode(name)) > MOST_NAME_BYTES]:
+        more = f" and {len(long) - SHOWN_FILES:,} more" if len(long) > SHOWN_FILES else ""
+        yield (
+            f"parts of these inputs would have names of more than {MOST_NAME_BYTES} bytes: {', '.join(long[:SHOWN_FILES])}{more}; give the "
+            "files shorter names"
+        )
 
 
 def _lineage(settings: Annotation, job: Job) -> dict[str, Any]:
@@ -213,7 +233,8 @@ def _alone(storage: Storage) -> Iterator[None]:
         return
     new, lock = not storage.path.exists(), storage.path / LOCK
     storage.make()
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    with storage.refused():
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -310,6 +331,29 @@ def _make(
             manifest.save()
         raise
     return made
+
+
+def _check_there(manifest: PartsManifest, job: Job) -> None:
+    """BadInput if a part is not in the output: a node may have written it to a folder of its own.
+
+    A shared disk may show late what other machines have written, NFS after up to a minute.
+    """
+    until_s = time.monotonic() + (LATE_S if job.on_nodes else 0)
+    while missing := manifest.missing():
+        if time.monotonic() >= until_s:
+            break
+        time.sleep(1.0)
+    if not missing:
+        return
+    for name in missing:
+        del manifest.parts[name]
+    manifest.save()
+    more = f" and {len(missing) - SHOWN_FILES:,} more" if len(missing) > SHOWN_FILES else ""
+    remedy = "all nodes must share the output" if job.on_nodes else "another program may have removed or changed them"
+    raise BadInput(
+        f"--output {shown(job.output)} does not have these parts as they were written: {', '.join(missing[:SHOWN_FILES])}{more}; "
+        f"{remedy}. Give the same command again to make them"
+    )
 
 
 def _how_far(manifest: PartsManifest, parts: Sequence[Part], there: Sequence[Part], storage: Storage) -> str:

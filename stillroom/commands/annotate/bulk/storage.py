@@ -4,13 +4,14 @@ A file appears under its name whole or not at all. On a disk it is written besid
 object once its upload is complete.
 """
 
-import glob
 import os
 import re
 import tempfile
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol, cast
@@ -24,8 +25,11 @@ WILD = re.compile(r"[*?\[]")
 HIDDEN = (".", "_")  # files and folders with such names are no data, as for Spark, DuckDB and pyarrow
 # The bytes that one request to a store asks for while a file is read.
 BLOCK_BYTES = 4 * 2**20
+SHOWN_FILES = 5  # in a message
 PARTIAL = ".partial"
 PARTIAL_NAME = re.compile(rf"\..+\.[0-9a-f]{{32}}{re.escape(PARTIAL)}")
+# The bytes of a name on a disk, less those that the name of a file beside it has more while it is written.
+MOST_NAME_BYTES = 255 - len(f"..{'0' * 32}{PARTIAL}")
 
 
 class InputPlace(NamedTuple):
@@ -64,15 +68,42 @@ class Storage(Protocol):
 def inputs_of(place: str) -> list[InputPlace]:
     """The files of a folder, at any depth, of a pattern (`*`, `**`, `?`, `[...]`), or the one file, in order of their names.
 
+    On a disk, links to folders are not entered.
+
     Raises:
-        BadInput: there is none, it may not be read, or its scheme cannot be listed.
+        BadInput: there is none, it may not be read, two have one name, or its scheme cannot be listed.
     """
-    found = _inputs_in_store(place) if _in_store(place) else _inputs_on_disk(local_path(place))
+    found = sorted(set(_inputs_in_store(place) if _in_store(place) else _inputs_on_disk(local_path(place))))
     if not found:
         raise BadInput(
             f"--input {shown(place)}: no file is there; give a file, a folder, or a pattern such as 'tickets/*.parquet'"
         )
-    return sorted(found)
+    count = Counter(each.name for each in found)
+    if same := [shown(each.place) for each in found if count[each.name] > 1]:  # in a store, `a//b` and `a/b`
+        raise BadInput(
+            f"--input {shown(place)}: the parts of these files would have the same names: {', '.join(same[:SHOWN_FILES])}; rename "
+            "all but one, or give one by its own URL"
+        )
+    return found
+
+
+def is_inside(output: str, given: str) -> bool:
+    """Whether parts in the folder `output` may be inputs of the next run with the input `given`."""
+    if is_remote(output) != is_remote(given):
+        return False
+    if is_remote(given):
+        out, path = shown(output), shown(given)
+        whole = not WILD.search(path)
+    else:
+        out, path = os.path.realpath(local_path(output)), str(local_path(given))
+        whole = Path(path).is_dir()
+        if not whole and not WILD.search(path):
+            return False
+    root = path if whole else _before_wildcard(path)
+    root = root if is_remote(given) else os.path.realpath(root)
+    # A part is deeper than its input by as much as the output is: a pattern of a fixed depth does not match it.
+    below = (whole or "**" in path) and out.startswith(f"{root.rstrip('/')}/")
+    return out == root or below
 
 
 def place_of(place: str) -> InputPlace:
@@ -102,8 +133,13 @@ def local_path(place: str) -> Path:
     return Path(os.path.abspath(place.removeprefix("file://") if place.startswith("file://") else place))
 
 
+def is_remote(place: str) -> bool:
+    """Whether a place is not on this machine's disk."""
+    return is_url(place) and not place.startswith("file://")
+
+
 def _in_store(place: str) -> bool:
-    if not is_url(place) or place.startswith("file://"):
+    if not is_remote(place):
         return False
     if scheme_of(place) not in EXTRAS:
         raise BadInput(
@@ -116,14 +152,50 @@ def _in_store(place: str) -> bool:
 def _inputs_on_disk(path: Path) -> list[InputPlace]:
     if path.is_file():
         return [_of_disk(path, path.parent)]
-    if path.is_dir():
-        files, root = (each for each in path.rglob("*")), path
-    elif WILD.search(str(path)):
+    root = path
+    pattern: tuple[str, ...] = ("**",)
+    if not path.is_dir():
+        if not WILD.search(str(path)):
+            return []
         root = Path(_before_wildcard(str(path)))
-        files = (Path(each) for each in glob.iglob(str(path), recursive=True))
-    else:
-        return []
-    return [_of_disk(each, root) for each in files if not _hidden(str(each.relative_to(root))) and each.is_file()]
+        pattern = path.relative_to(root).parts
+        if not root.is_dir():
+            return []
+    try:
+        files = list(_files_below(root, [pattern]))
+        if lost := [str(each) for each in files if not each.exists()]:
+            raise BadInput(
+                f"--input {path}: these links lead to no file: {', '.join(sorted(lost)[:SHOWN_FILES])}; remove them"
+            )
+        return [_of_disk(each, root) for each in files if each.is_file()]
+    except OSError as error:
+        raise BadInput(
+            f"--input {path}: {error.filename} cannot be read ({error.strerror}); put it right, or name the files by a pattern without it"
+        ) from error
+
+
+def _files_below(folder: Path, patterns: list[tuple[str, ...]]) -> Iterator[Path]:
+    """The files whose path below `folder` matches one of the patterns, each the parts of a path. OSError if a folder may not be read.
+
+    `glob` skips such a folder, and enters links to folders, also one that leads back.
+    """
+    patterns = list(patterns)
+    for each in patterns:
+        if each[0] == "**" and len(each) > 1:
+            patterns.append(each[1:])  # `**` may stand for no folder
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            fits = [each for each in patterns if each[0] == "**" or fnmatchcase(entry.name, each[0])]
+            if entry.name.startswith(HIDDEN) or not fits:
+                continue
+            path = folder / entry.name
+            if entry.is_dir(follow_symlinks=False):
+                if inside := [
+                    each if each[0] == "**" else each[1:] for each in fits if each[0] == "**" or len(each) > 1
+                ]:
+                    yield from _files_below(path, inside)
+            elif not path.is_dir() and any(len(each) == 1 for each in fits):
+                yield path
 
 
 def _of_disk(path: Path, root: Path) -> InputPlace:
@@ -136,7 +208,7 @@ def _inputs_in_store(url: str) -> list[InputPlace]:
     store.invalidate_cache()
 
     def found() -> list[InputPlace]:
-        if WILD.search(path):
+        if WILD.search(path) and not store.isfile(path):  # a name may have such a character, too
             root, files = _before_wildcard(path), store.glob(path, detail=True)
         else:
             root, files = path, store.find(path, detail=True)
@@ -147,7 +219,8 @@ def _inputs_in_store(url: str) -> list[InputPlace]:
         return [
             _of_store(url, each, about, root)
             for each, about in files.items()
-            if about["type"] == "file" and not _hidden(each.removeprefix(root))
+            # A name that ends with / stands for a folder, as consoles of stores make them.
+            if about["type"] == "file" and not each.endswith("/") and not _hidden(each.removeprefix(root))
         ]
 
     try:
@@ -181,7 +254,7 @@ class DiskFolder:
 
     def make(self) -> None:
         """Makes the folder, if it is not there."""
-        with self._refused():
+        with self.refused():
             self.path.mkdir(parents=True, exist_ok=True)
 
     def sizes(self) -> dict[str, int]:
@@ -202,7 +275,7 @@ class DiskFolder:
         target = self.path / name
         # Two machines may write the same part, if one of them was thought dead.
         beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}{PARTIAL}")
-        with self._refused():
+        with self.refused():
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 yield beside
@@ -214,7 +287,7 @@ class DiskFolder:
 
     def remove(self, name: str) -> None:
         """Removes a file, if it is there."""
-        with self._refused():
+        with self.refused():
             (self.path / name).unlink(missing_ok=True)
 
     def remove_partial_files(self) -> None:
@@ -224,7 +297,8 @@ class DiskFolder:
                 each.unlink(missing_ok=True)
 
     @contextmanager
-    def _refused(self) -> Iterator[None]:
+    def refused(self) -> Iterator[None]:
+        """Turns an OSError of this folder into BadInput."""
         try:
             yield
         except OSError as error:
@@ -256,7 +330,10 @@ class StoreFolder:
         """The bytes of each file in it and below, by name."""
         store, folder = self._store
         store.invalidate_cache()
-        return tried(self.place, "", lambda: listed(store, folder), does="read")
+        found = tried(self.place, "", lambda: listed(store, folder), does="read")
+        return {
+            name: size for name, size in found.items() if name and not name.endswith("/")
+        }  # a folder that a console made
 
     def read(self, name: str) -> bytes | None:
         """The content of a file; None if there is none."""

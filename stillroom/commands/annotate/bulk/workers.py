@@ -29,14 +29,14 @@ LOOK_EVERY_S = 1.0
 class Worker(Protocol):
     """A process that has an `Annotator`."""
 
-    died: tuple[type[Exception], ...]
-    """The exceptions of a future whose process died."""
-
     def start(self) -> "Future[Any]":
         """Starts the process, or another one after it died. The future gives its `Ready`, or a StillroomError."""
 
     def submit(self, method: str, item: Any) -> "Future[Any]":
         """Calls a method of the `Annotator`. The future gives its result, or the StillroomError that it raised."""
+
+    def died(self, error: Exception) -> bool:
+        """Whether the exception of a future says that its process died. Another one is a bug."""
 
     def end(self) -> None:
         """Ends the process at once."""
@@ -50,7 +50,7 @@ class WorkerGroup:
         self._busy: dict[Future[Any], tuple[Worker, str, Any]] = {}
         self._idle: list[Worker] = []
         self._start_deaths = 0
-        self._began_s: float | None = None  # None once a worker is ready
+        self._began_s: float | None = None  # when the wait for a first worker began; None while there is one
 
     def __enter__(self) -> "WorkerGroup":
         self._began_s = time.monotonic()
@@ -82,14 +82,14 @@ class WorkerGroup:
             done, _ = wait(self._busy, LOOK_EVERY_S, FIRST_COMPLETED)
             waiting_for()
             if self._began_s and time.monotonic() - self._began_s > PATIENCE_S:
-                say(f"still waiting for the first of {len(self.workers)} workers to start; perhaps no core is free")
+                say(f"still waiting for one of {len(self.workers)} workers to start; perhaps no core is free")
                 self._began_s = None
             for future in done:
                 worker, asked, item = self._busy.pop(future)
                 try:
                     result = future.result()
-                except worker.died as error:
-                    self._busy[worker.start()] = (worker, "", None)
+                except Exception as error:
+                    self._replace(worker, error)
                     if asked:
                         left.appendleft(item)
                         deaths[item] += 1
@@ -109,6 +109,14 @@ class WorkerGroup:
         if fault is not None:
             raise fault
 
+    def _replace(self, worker: Worker, error: Exception) -> None:
+        """Starts the process of a worker again, if it died. Another error is raised."""
+        if not worker.died(error):
+            raise error
+        self._busy[worker.start()] = (worker, "", None)
+        if not self._idle and not any(asked for _, asked, _ in self._busy.values()):
+            self._began_s = self._began_s or time.monotonic()
+
 
 def _too_many_deaths(item: Any, error: Exception) -> InternalError:
     what = "at their start"
@@ -127,8 +135,6 @@ def _too_many_deaths(item: Any, error: Exception) -> InternalError:
 class LocalWorker:
     """A process on this machine."""
 
-    died: tuple[type[Exception], ...] = (BrokenProcessPool,)
-
     def __init__(self, job: Job) -> None:
         self._job = job
         self._pool: ProcessPoolExecutor | None = None
@@ -140,6 +146,7 @@ class LocalWorker:
             self._pool.shutdown(wait=False, cancel_futures=True)
         spawn = multiprocessing.get_context("spawn")  # a copy of this process would have its threads' locks
         self._pool = ProcessPoolExecutor(1, spawn, initializer=_begin, initargs=(self._job,))
+        self._pid = 0  # that of a process that died may be another's now
         ready = self._pool.submit(_called, "ready", None)
         ready.add_done_callback(self._note_pid)
         return ready
@@ -153,6 +160,10 @@ class LocalWorker:
             dead: Future[Any] = Future()
             dead.set_exception(error)
             return dead
+
+    def died(self, error: Exception) -> bool:
+        """Whether it says that the process died."""
+        return isinstance(error, BrokenProcessPool)
 
     def end(self) -> None:
         """Ends the process at once."""

@@ -3,8 +3,11 @@
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,6 +19,7 @@ from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput
 from serve.model.pipeline import Pipeline
 from serve.text.answers import AnswerOptions
+from stillroom.commands.annotate.bulk import run
 from stillroom.commands.annotate.bulk.annotator import Annotator
 from stillroom.commands.annotate.bulk.manifest import MANIFEST, PartsManifest
 from stillroom.commands.annotate.bulk.plan import Job, Part
@@ -149,3 +153,45 @@ def test_a_kill_within_a_restart_leaves_an_output_that_is_known(
     annotate_files(settings_of(cities, given, out, restart=True))
     assert digests(out) == whole
     assert len(parts_of(out, "in.jsonl")) == 3
+
+
+def test_an_output_that_cannot_be_written_is_told(cities: Path, tmp_path: Path) -> None:
+    write_lines(tmp_path / "in.jsonl", 3)
+    told = refused(cities, tmp_path / "in.jsonl", "/proc/self")  # which the superuser cannot write to either
+    assert told.startswith("--output /proc/self cannot be written (")
+
+
+def test_a_part_that_is_not_in_the_output_at_the_end_is_told(
+    cities: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, out, made = tmp_path / "in.jsonl", tmp_path / "out", run._make
+    write_lines(given, 12)
+
+    def lose_a_part(*arguments: Any) -> Any:  # as a node does that writes to a folder of its own
+        found = made(*arguments)
+        parts_of(out, "in.jsonl")[1].rename(tmp_path / "part")
+        return found
+
+    monkeypatch.setattr(run, "_make", lose_a_part)
+    told = refused(cities, given, out)
+    assert "does not have these parts as they were written: in.jsonl-000000000005-000000000010.jsonl; " in told
+    manifest = json.loads((out / MANIFEST).read_bytes())
+    assert (manifest["complete"], len(manifest["parts"])) == (False, 2)
+    monkeypatch.setattr(run, "_make", made)
+    assert annotate_files(settings_of(cities, given, out))["parts_before"] == 2
+    assert json.loads((out / MANIFEST).read_bytes())["complete"]
+
+
+def test_a_part_that_a_shared_disk_shows_late_is_waited_for(cities: Path, tmp_path: Path) -> None:
+    given, out = tmp_path / "in.jsonl", tmp_path / "out"
+    write_lines(given, 12)
+    annotate_files(settings_of(cities, given, out))
+    lineage = json.loads((out / MANIFEST).read_bytes())["lineage"]
+    part = parts_of(out, "in.jsonl")[1]
+    part.rename(tmp_path / "part")
+    showing = threading.Timer(0.5, (tmp_path / "part").rename, [part])
+    showing.start()
+    manifest = PartsManifest(storage_of(str(out)), lineage)
+    run._check_there(manifest, replace(job_of(cities, out), on_nodes=True))
+    showing.join()
+    assert len(manifest.parts) == 3

@@ -29,6 +29,7 @@ from stillroom.commands.annotate.bulk.annotator import Ready, versions
 from stillroom.commands.annotate.bulk.manifest import MANIFEST
 from stillroom.commands.annotate.bulk.plan import Job
 from stillroom.commands.annotate.bulk.run import annotate_files
+from stillroom.commands.annotate.bulk.workers import WorkerGroup
 from stillroom.commands.annotate.rows import Columns
 
 # Read when Ray is loaded: it sends nothing home.
@@ -179,6 +180,27 @@ def test_a_node_without_the_bundle_gets_it_through_the_object_store(
         ray.shutdown()
     assert bundle.path == tmp_path / "cache" / "bundles" / digest
     assert Pipeline(bundle.path)("fly to rome") == Pipeline(cities)("fly to rome")
+
+
+def test_an_actor_that_ray_ends_is_replaced_and_a_bug_in_it_is_raised(
+    cities: Path, cluster: str, tmp_path: Path
+) -> None:
+    digest = open_bundle(cities).manifest.digest
+    job = Job(str(cities), digest, "fp32", 1, "cpu", Columns(), AnswerOptions(), None, "stop", 5, str(tmp_path))
+    ray.init(address=cluster, log_to_driver=False)
+    try:
+        worker = on_ray.RayWorker(ray, job, ray.put({}))
+        for error in (
+            ray.exceptions.OutOfMemoryError("memory"),
+            ray.exceptions.ActorUnschedulableError("no node"),
+            ray.exceptions.NodeDiedError("a node"),
+            ray.exceptions.ActorDiedError(),
+        ):
+            assert worker.died(error)
+        with WorkerGroup([worker]) as group, pytest.raises(AttributeError, match="no attribute 'nosuch'"):
+            list(group.results("nosuch", [1]))
+    finally:
+        ray.shutdown()
 
 
 def test_a_node_of_other_versions_is_refused() -> None:

@@ -13,6 +13,7 @@ from lookup_bundles import city_table, write_bundle
 from test_bulk import settings_of
 
 from serve.errors import BadInput
+from stillroom.commands.annotate.bulk import run
 from stillroom.commands.annotate.bulk.manifest import MANIFEST
 from stillroom.commands.annotate.bulk.run import annotate_files
 
@@ -206,3 +207,46 @@ def test_what_is_missing_in_a_store_is_named(
         answered(bundle)
     for name in KEYS:
         monkeypatch.setenv(name, "test")
+
+
+def put(key: str, rows: int) -> None:
+    boto3.client("s3").put_object(Bucket="texts", Key=key, Body=b'{"text": "fly to rome"}\n' * rows)
+
+
+def test_what_stands_for_a_folder_is_no_file(server: Server, bundle: Path) -> None:
+    for key in ("marked/", "marked/deep/", "out/"):
+        put(key, 0)
+    put("marked/deep/a.jsonl", 2)
+    assert answered(bundle, "s3://texts/marked")["rows"] == 2
+    assert answered(bundle, "s3://texts/marked/**")["parts_before"] == 1
+
+
+def test_a_name_with_a_bracket_and_names_that_differ_in_slashes(server: Server, bundle: Path) -> None:
+    put("a[1].jsonl", 2)
+    assert answered(bundle, "s3://texts/a[1].jsonl")["rows"] == 2
+    put("in//0.jsonl", 1)
+    with pytest.raises(
+        BadInput, match=r"would have the same names: s3://texts/in//0.jsonl, s3://texts/in/0.jsonl; rename"
+    ):
+        answered(bundle, out="s3://texts/other")
+    with pytest.raises(BadInput, match="is in the input folder"):
+        answered(bundle, out="s3://texts/in/out")
+
+
+def test_two_runs_with_other_settings_do_not_share_an_output(
+    server: Server, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = run._plan
+
+    def plan_late(*given: Any) -> None:
+        monkeypatch.setattr(run, "_plan", plan)
+        answered(bundle, answer_field="other")  # begins later, and is ahead
+        plan(*given)
+
+    monkeypatch.setattr(run, "_plan", plan_late)
+    with pytest.raises(
+        BadInput, match=r"s3://texts/out was begun by another run meanwhile, with field \"other\", now \"answer\""
+    ):
+        answered(bundle)
+    assert {key for key, content in parts().items() if b'"other":' not in content} == set()
+    assert answered(bundle, answer_field="other")["texts_per_s"] is None

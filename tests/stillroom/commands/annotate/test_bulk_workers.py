@@ -1,0 +1,76 @@
+"""The workers of a bulk annotation: those that die, and those that do not start."""
+
+import os
+import signal
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from serve.text.answers import AnswerOptions
+from stillroom.commands.annotate.bulk import workers
+from stillroom.commands.annotate.bulk.plan import Job
+from stillroom.commands.annotate.bulk.workers import LocalWorker, WorkerGroup
+from stillroom.commands.annotate.rows import Columns
+
+
+def test_a_worker_that_is_started_again_forgets_the_process_that_died(tmp_path: Path) -> None:
+    job = Job("", "", "", 1, "cpu", Columns(), AnswerOptions(), None, "stop", 5, str(tmp_path))
+    worker = LocalWorker(job)
+    try:
+        died = worker.start().result(60).pid
+        os.kill(died, signal.SIGKILL)
+        ready = worker.start()
+        assert worker._pid != died  # `end` kills it, and by then another program may have this number
+        now = ready.result(60).pid
+    finally:
+        worker.end()
+    assert not psutil.pid_exists(now)
+
+
+class StartsLate:
+    """A worker that dies with its first item, and starts again when `ready` gets a result."""
+
+    def __init__(self) -> None:
+        self.ready: Future[Any] = Future()
+        self.ready.set_result("ready")
+
+    def start(self) -> "Future[Any]":
+        return self.ready
+
+    def submit(self, method: str, item: Any) -> "Future[Any]":
+        answer: Future[Any] = Future()
+        if self.ready.done() and self.ready.result() == "ready":
+            self.ready = Future()
+            answer.set_exception(MemoryError())
+        else:
+            answer.set_result(f"{method} {item}")
+        return answer
+
+    def died(self, error: Exception) -> bool:
+        return isinstance(error, MemoryError)
+
+    def end(self) -> None:
+        pass
+
+
+def test_the_user_is_told_while_no_worker_starts_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(workers, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(workers, "LOOK_EVERY_S", 0.01)
+    worker, looks = StartsLate(), list[str]()
+
+    def look() -> None:
+        looks.append("")
+        if len(looks) > 5 and not worker.ready.done():
+            worker.ready.set_result("ready again")
+
+    with WorkerGroup([worker]) as group:
+        capsys.readouterr()
+        assert list(group.results("annotate", ["part"], look)) == [("part", "annotate part")]
+    said = capsys.readouterr().err.splitlines()
+    # Once before the first start, and once after the death.
+    assert said == ["still waiting for one of 1 workers to start; perhaps no core is free"] * 2
