@@ -63,10 +63,11 @@ def command(bundle: Path, given: Path, out: Path, processes: int, *more: str) ->
 
 
 def timed(*asked: Any) -> dict[str, Any]:
-    """What `--json` prints, and the seconds of the whole command."""
+    """What `--json` prints but for the places, which are temporary, and the seconds of the whole command."""
     began_s = time.perf_counter()
     said = subprocess.run(command(*asked), capture_output=True, text=True, check=True)
-    return {**json.loads(said.stdout), "wall_s": time.perf_counter() - began_s}
+    told = {name: value for name, value in json.loads(said.stdout).items() if name not in ("input", "output")}
+    return told | {"wall_s": time.perf_counter() - began_s}
 
 
 def digests(out: Path) -> dict[str, str]:
