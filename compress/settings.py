@@ -1,10 +1,10 @@
 """The settings of `distill`, `finetune` and the training part of `run`, each stated once (see `serve.options`). No torch."""
 
-from dataclasses import dataclass, field, fields
-from typing import Literal, get_args
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, get_args
 
 from compress.data.examples import GENERATION
-from compress.methods.presets import PRESETS
+from compress.methods.presets import PRESETS, preset_of
 from compress.models.layer_maps import LAYER_MAPS
 from compress.models.shapes import FORM, STUDENTS, USUAL_STUDENT
 from compress.training.trackers import TRACKERS
@@ -289,6 +289,20 @@ class FineTuning(DataSet):
 
     def __post_init__(self) -> None:
         check(self)
+
+
+def filled_in(settings: FineTuning) -> FineTuning:
+    """`settings` with open values from the schedule, or the defaults.
+
+    Raises:
+        BadInput: an unknown schedule.
+    """
+    usual: dict[str, Any] = {"learning_rate": 1e-4, "batch": 32, "temperature": 2.0, "soft_weight": 0.9}
+    if settings.schedule:
+        preset = preset_of(settings.schedule, "fine-tuning")
+        usual |= {"epochs": preset.epochs, "learning_rate": preset.learning_rate, "batch": preset.batch}
+        settings = replace(settings, max_length=settings.max_length or preset.tokens)
+    return replace(settings, **{name: value for name, value in usual.items() if getattr(settings, name) is None})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,11 +23,10 @@ from compress.engine.resumable_stages import Workdir, check_writable, free_targe
 from compress.engine.soft_labels import make_soft_labels, read_soft_labels
 from compress.engine.task_inputs import TaskInputs, open_task, steps_of
 from compress.engine.understood import understood, understood_lines
-from compress.methods.presets import preset_of
 from compress.models.initialise import check_same_tokens, shape_in
 from compress.models.pretrained import load, open_model
 from compress.progress import Notify, message, silent
-from compress.settings import LEAST_TUNING_STEPS, WHERE_DATA_IS, FineTuning, TaskSettings
+from compress.settings import LEAST_TUNING_STEPS, WHERE_DATA_IS, FineTuning, TaskSettings, filled_in
 from serve.errors import BadInput
 from serve.options import make
 
@@ -50,14 +49,7 @@ def _resolved(settings: FineTuning) -> FineTuning:
             f"--teacher {settings.teacher} and --teacher-labels {settings.teacher_labels[0]} are both given, and one teacher is "
             "learned from. Leave one of them out."
         )
-    usual = {"learning_rate": 1e-4, "batch": 32, "temperature": 2.0, "soft_weight": 0.9}
-    if settings.schedule:
-        preset = preset_of(settings.schedule, "fine-tuning")
-        usual |= {"epochs": preset.epochs, "learning_rate": preset.learning_rate, "batch": preset.batch}
-        settings = dataclasses.replace(settings, max_length=settings.max_length or preset.tokens)
-    left_open: dict[str, Any] = {name: value for name, value in usual.items() if getattr(settings, name) is None}
-    settings = dataclasses.replace(settings, **left_open)
-    return settings
+    return filled_in(settings)
 
 
 def finetune(model: str, task: str, data: str, out: Path | str, *, progress: Notify = silent, **settings: Any) -> Path:

@@ -40,7 +40,7 @@ from compress.engine.task_inputs import check_disk, steps_of, usable_length
 from compress.evaluation.generated import METRIC, rouge_f1
 from compress.input_errors import Faults
 from compress.methods.objectives import OutputTerm, vocabulary_losses
-from compress.methods.presets import Schedule, preset_of
+from compress.methods.presets import Schedule
 from compress.models.activations import Unprojected
 from compress.models.families import FAMILIES
 from compress.models.generator import (
@@ -57,7 +57,7 @@ from compress.models.pretrained import Opened, load_encoder, open_model, open_to
 from compress.models.shapes import Shape, shape_of
 from compress.models.unilm import asked_words
 from compress.progress import Notify, advancing, message
-from compress.settings import LEAST_TUNING_STEPS, WHERE_DATA_IS, FineTuning
+from compress.settings import LEAST_TUNING_STEPS, WHERE_DATA_IS, FineTuning, filled_in
 from compress.training.checkpoint import Progress
 from compress.training.loop import Validation, device_of_process, train
 from compress.training.prefetch import Prefetcher
@@ -217,15 +217,10 @@ def _resolved(settings: FineTuning, faults: Faults) -> FineTuning:
         faults.messages.append(
             f"--target-column names the column of the text, {settings.target_column}. Give another column."
         )
-    usual: dict[str, Any] = {"learning_rate": 1e-4, "batch": 32, "temperature": 2.0, "soft_weight": 0.9}
-    preset = faults.check(lambda: preset_of(settings.schedule, "fine-tuning")) if settings.schedule else None
-    if preset:
-        usual |= {"epochs": preset.epochs, "learning_rate": preset.learning_rate, "batch": preset.batch}
-        settings = dataclasses.replace(settings, max_length=settings.max_length or preset.tokens)
-    here = faults.check(partial(on_this_machine, settings)) or settings
+    filled = faults.check(partial(filled_in, settings)) or settings
+    here = faults.check(partial(on_this_machine, filled)) or filled
     faults.check(lambda: check_precision(here.precision, device_here(here.device)))
-    left_open = {name: value for name, value in usual.items() if getattr(settings, name) is None}
-    return dataclasses.replace(here, **left_open)
+    return here
 
 
 def _flags(names: Sequence[str]) -> str:
