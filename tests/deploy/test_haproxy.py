@@ -14,6 +14,7 @@ import psutil
 import pytest
 from patience import PATIENCE_S
 
+from benchmarks.serve import behind_haproxy as clusters
 from benchmarks.serve.behind_haproxy import CONFIG, FRONT_PORT, SERVERS, Cluster, behind_haproxy, haproxy_program
 
 PATH, BODY = "/v1/entities", json.dumps({"text": "fly to rome"})
@@ -143,3 +144,37 @@ def test_the_metrics_of_one_server_are_not_given_to_clients(cluster: Cluster) ->
     for path in ("metrics", "%6Detrics"):  # a server reads the second as the first
         assert httpx.get(f"{cluster.url}/{path}", timeout=PATIENCE_S).status_code == 404
     assert httpx.get(f"{cluster.url}/readyz", timeout=PATIENCE_S).status_code == 200
+
+
+@pytest.mark.parametrize("deletes", [True, False], ids=["the-example", "without-its-line"])
+def test_a_client_cannot_have_another_client_s_request_read_as_its_own(
+    served_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deletes: bool
+) -> None:
+    lines = [line for line in CONFIG.read_text(encoding="utf-8").splitlines() if deletes or "pgrade" not in line]
+    config = tmp_path / "given.cfg"
+    config.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    monkeypatch.setattr(clusters, "CONFIG", config)
+    # If its body were read as a request, this one would go on with the head of whatever haproxy sends next on the connection.
+    inside = b"GET /metrics HTTP/1.1\r\nHost: here\r\nX-Next: "
+    blank_lines = b"\r\n" * 10_000  # more than haproxy waits for, so that the rest comes in a packet of its own
+    head = (
+        b"GET /openapi.json HTTP/1.1\r\nHost: here\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nContent-Length: %d\r\n\r\n" % len(blank_lines + inside)
+    )
+    with behind_haproxy(served_bundle, tmp_path, servers=("one",)) as cluster:
+        right, answers = alone(cluster), []
+        for _ in range(8):
+            with (
+                closing(http.client.HTTPConnection(cluster.host, FRONT_PORT, timeout=PATIENCE_S)) as other,
+                closing(http.client.HTTPConnection(cluster.host, FRONT_PORT, timeout=PATIENCE_S)) as attacker,
+            ):
+                asked(other)
+                for _ in range(3):  # haproxy shares a connection that it has used more than once
+                    asked(attacker)
+                attacker.sock.sendall(head + blank_lines)
+                attacker.sock.sendall(inside)
+                answer = http.client.HTTPResponse(attacker.sock)
+                answer.begin()
+                answer.read()
+                answers += [asked(other) for _ in range(4)]
+    assert set(answers) == {right}

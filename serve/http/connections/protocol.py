@@ -64,11 +64,10 @@ class Connection(asyncio.Protocol):
         self.writable = asyncio.Event()
         self.writable.set()
         self._looked_s = self.since_s
-        self._parser = httptools.HttpRequestParser(self)
-        # A request after one with "Connection: close" is ignored, and does not spoil the answer to that one.
-        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._parser = self._new_parser()
         self._scope: dict[str, Any] = {}  # what is the same for all requests of this connection
         self._broken = False
+        self._last_words = b""  # the answer to a request that cannot be read, sent after the answers to those before it
         self._paused = False  # whether reading is paused
         # Requests to be answered, in order: the one under way, and those sent ahead.
         self._unanswered: deque[Exchange] = deque()
@@ -156,9 +155,7 @@ class Connection(asyncio.Protocol):
             return
         self._silent_bytes += len(data)
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass  # it is answered as any other request
+            self._parse(data)
         except httptools.HttpParserError as error:
             # If a callback of ours raised, that error is its context.
             raised = error.__context__
@@ -197,6 +194,10 @@ class Connection(asyncio.Protocol):
                 f"more than {AHEAD} requests were sent ahead of their answers; wait for some answers first"
             )
         method = self._parser.get_method()
+        if method == b"CONNECT":  # what follows would not be HTTP
+            raise BadRequest("this server is no proxy and does not offer CONNECT; send GET or POST to one of its paths")
+        if self._parser.should_upgrade():  # see `_parse`
+            return
         if not self.busy and method == ASKS_FOR_WORK and (refusal := self.watch.refusal()):
             self._refusal = refusal
             self._read("body")
@@ -217,7 +218,7 @@ class Connection(asyncio.Protocol):
         if version != "1.1":
             scope["http_version"] = version
         keeps = version != "1.0" and self._parser.should_keep_alive() and not self.watch.stopping
-        exchange = Exchange(self, scope, keeps=keeps, asks_first=self._asks_first)
+        exchange = Exchange(self, scope, keeps=keeps, asks_first=self._asks_first and version != "1.0")
         self._unanswered.append(exchange)
         if len(self._unanswered) == 1:
             self._answer(exchange)
@@ -235,6 +236,8 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Ends the request, which has arrived completely."""
+        if self._parser.should_upgrade():  # see `_parse`
+            return
         if self._refusal is not None:
             if not self.transport.is_closing():
                 self._answer_refusal(stays=self._parser.should_keep_alive() and not self.watch.stopping)
@@ -256,6 +259,9 @@ class Connection(asyncio.Protocol):
             self.since_s = time.monotonic()
         if self._unanswered:
             self._answer(self._unanswered[0])
+        elif self._last_words:
+            self.write(self._last_words)
+            self.transport.close()
         self.regulate()
 
     def regulate(self) -> None:
@@ -314,6 +320,31 @@ class Connection(asyncio.Protocol):
         """Closes the connection at once; unsent bytes are lost."""
         self.watch.cut(reason, self)
         self.transport.abort()
+
+    def _parse(self, data: bytes) -> None:
+        """Parses `data`. A request to go on in another protocol gets its answer in this one, as RFC 9110, 7.8, allows.
+
+        The parser takes such a request as ended after its head, and would read its body as the next request. So a new parser gets the
+        head once more, without the header `Upgrade`, and then the body.
+        """
+        rest = memoryview(data)
+        while rest:
+            try:
+                self._parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                version = self._parser.get_http_version().encode()
+                line = b"%s %s HTTP/%s" % (self._parser.get_method(), self._url, version)
+                headers = [b"%s: %s" % header for header in self._headers if header[0] != b"upgrade"]
+                self._parser = self._new_parser()
+                self._parser.feed_data(b"\r\n".join([line, *headers, b"", b""]))
+                rest = rest[upgrade.args[0] :]
+
+    def _new_parser(self) -> httptools.HttpRequestParser:
+        parser = httptools.HttpRequestParser(self)
+        # A request after one with "Connection: close" is ignored, and does not spoil the answer to that one.
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return parser
 
     def _answer(self, exchange: Exchange) -> None:
         task = self.loop.create_task(self._run(exchange))
@@ -382,8 +413,12 @@ class Connection(asyncio.Protocol):
         self._broken = True
         request_id = new_request_id()
         self.watch.cut(reason, self, request_id)
+        begun = self.reading == "head" and (reason == "malformed" or self._silent_bytes or self._head_bytes)
         if self._unanswered:
             last = self._unanswered[-1]
+            if begun and last.keeps:
+                self._last_words = raw_answer(error, request_id)
+                return
             last.keeps = False
             if self.reading == "body":  # the endpoint that reads this body raises the error
                 last.fault = error
@@ -391,7 +426,7 @@ class Connection(asyncio.Protocol):
             return
         if self._refusal is not None:
             self._answer_refusal(stays=False)
-        elif self.reading == "head" and (self._silent_bytes or self._head_bytes):
+        elif begun:
             self.transport.write(raw_answer(error, request_id))
         self.transport.close()
 
