@@ -1,10 +1,17 @@
 """The TLS context of connections, and another one from files that were renewed."""
 
+import logging
 import os
+import re
 import ssl
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
 
 from serve.errors import BadInput
 from serve.settings import ServeSettings
+
+log = logging.getLogger("serve")
 
 TLS_PASSWORD_VARIABLE = "STILLROOM_TLS_PASSWORD"  # noqa: S105 - the name of a variable
 
@@ -49,4 +56,52 @@ def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:
         except (OSError, ValueError) as error:
             raise BadInput(f"--tls-client-ca {authority} cannot be used ({error}); give certificates in PEM") from error
         context.verify_mode = ssl.CERT_REQUIRED
+    for file in filter(None, (certificate, authority)):
+        warn_of_dates(file)
     return context
+
+
+def warn_of_dates(file: Path) -> None:
+    """Logs a warning for each certificate in `file`, which OpenSSL has read, that is not valid now."""
+    now = datetime.now(UTC)
+    for block in re.findall(f"{ssl.PEM_HEADER}.+?{ssl.PEM_FOOTER}", file.read_text("latin-1"), re.DOTALL):
+        try:
+            begin, end = validity(ssl.PEM_cert_to_DER_cert(block))
+        except (ValueError, IndexError, StopIteration):  # OpenSSL is more lenient
+            continue
+        if not begin <= now <= end:
+            log.warning(
+                "%s: a certificate in it is valid from %s to %s only, and clients refuse it now; renew it and send SIGHUP",
+                file,
+                f"{begin:%Y-%m-%d %H:%M} UTC",
+                f"{end:%Y-%m-%d %H:%M} UTC",
+            )
+
+
+def validity(certificate: bytes) -> tuple[datetime, datetime]:
+    """From when to when a certificate in DER is valid. The ssl module says so only of the peer's, and of authorities'."""
+    _, signed = next(_values(next(_values(certificate))[1]))
+    # The fields of TBSCertificate, RFC 5280, 4.1: an optional version with tag 0xA0, the serial number, algorithm and issuer before it.
+    fields = [value for tag, value in _values(signed) if tag != 0xA0]
+    begin, end = (
+        # UTCTime has two digits of the year, of which 50 and later are of the last century; GeneralizedTime has four.
+        (b"" if tag == 0x18 else b"19" if time >= b"5" else b"20") + time
+        for tag, time in _values(fields[3])
+    )
+    return _time(begin), _time(end)
+
+
+def _time(digits: bytes) -> datetime:
+    return datetime.strptime(digits.decode(), "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
+
+
+def _values(der: bytes) -> Iterator[tuple[int, bytes]]:
+    """The tag and content of each value in `der`: a byte of tag, the length in one byte, or the count of its bytes and these (X.690)."""
+    at = 0
+    while at < len(der):
+        tag, length, at = der[at], der[at + 1], at + 2
+        if length >= 0x80:
+            size = length - 0x80
+            length, at = int.from_bytes(der[at : at + size], "big"), at + size
+        yield tag, der[at : at + length]
+        at += length

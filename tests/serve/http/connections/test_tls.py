@@ -6,6 +6,7 @@ import signal
 import socket
 import ssl
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -26,7 +27,7 @@ def openssl(folder: Path, *arguments: str) -> None:
     subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
 
 
-def signed(folder: Path, name: str, *more: str) -> None:
+def signed(folder: Path, name: str, *more: str, days: str = "2") -> None:
     """`NAME.pem` and `NAME.key`, signed by the authority in `folder`."""
     openssl(
         folder,
@@ -44,7 +45,7 @@ def signed(folder: Path, name: str, *more: str) -> None:
     (folder / f"{name}.ext").write_text("\n".join(more))
     openssl(
         folder, "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
-        "-out", f"{name}.pem", "-days", "2", "-extfile", f"{name}.ext",
+        "-out", f"{name}.pem", "-days", days, "-extfile", f"{name}.ext",
     )  # fmt: skip
 
 
@@ -177,6 +178,34 @@ def test_files_that_do_not_fit_after_sighup_change_nothing(
         os.kill(server.process.pid, signal.SIGHUP)
         until(lambda: "the certificate stays as it was" in " ".join(server.log()))
         assert asked(server.url, trusting) == 200
+
+
+def test_a_certificate_that_is_not_valid_now_is_told_at_start_and_at_a_reload(
+    entities_bundle: Path, folder: Path, tmp_path: Path
+) -> None:
+    signed(folder, "old", "subjectAltName=IP:127.0.0.1", days="0")  # valid for no second
+    ends = subprocess.run(
+        ["openssl", "x509", "-in", folder / "old.pem", "-noout", "-enddate"], check=True, capture_output=True, text=True
+    ).stdout
+    date = datetime.fromtimestamp(ssl.cert_time_to_seconds(ends.strip().partition("=")[2]), UTC)
+    chain, key = tmp_path / "chain.pem", tmp_path / "now.key"
+
+    def renew(leaf: str) -> None:
+        chain.write_text((folder / f"{leaf}.pem").read_text() + (folder / "ca.pem").read_text())
+        shutil.copy(folder / f"{leaf}.key", key)
+
+    def told() -> list[str]:
+        return [line for line in server.log() if f"{chain}" in line and f"{date:%Y-%m-%d %H:%M} UTC" in line]
+
+    renew("old")
+    with serving(entities_bundle, "--tls-cert", chain, "--tls-key", key, said="https://", ready=False) as server:
+        until(lambda: bool(server.entries("ready")))
+        assert len(told()) == 1
+        for reloads, (leaf, warnings) in enumerate((("server", 1), ("old", 2)), 1):
+            renew(leaf)
+            os.kill(server.process.pid, signal.SIGHUP)
+            until(lambda: sum("model 'cities' is now" in line for line in server.log()) == reloads)  # noqa: B023  # awaited here
+            assert len(told()) == warnings
 
 
 def test_an_authority_that_was_removed_is_trusted_no_longer_after_sighup(
