@@ -170,9 +170,10 @@ def metadata(model: ServedModel) -> dict[str, object]:
 
 async def _infer(service: Service, request: Request) -> Response:
     content_type = request.headers.get("content-type", "")
-    # tritonclient sends no content type.
-    if content_type and content_type.partition(";")[0].strip().lower() not in MEDIA:
-        raise UnsupportedMedia(f"the content type is {content_type}; send {' or '.join(MEDIA)}")
+    # tritonclient sends no content type. A web page of any origin may do so too, unasked (Fetch, CORS-safelisted); its browser says Origin.
+    missing = not content_type and "origin" not in request.headers and "sec-fetch-site" not in request.headers
+    if not missing and content_type.partition(";")[0].strip().lower() not in MEDIA:
+        raise UnsupportedMedia(f"the content type is {content_type or 'missing'}; send {' or '.join(MEDIA)}")
     _asked_for(service, request)
     body = await read_body(request, service.limits.body_bytes)
     model = _asked_for(service, request)  # again, since it may have been reloaded while the body arrived

@@ -279,6 +279,22 @@ def test_a_wrong_length_of_the_json_is_a_bad_request(
     assert isinstance(response.json()["error"], str)
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        pytest.param({}, 200, id="a-program-that-says-nothing"),
+        pytest.param({"Content-Type": "application/json", "Origin": "https://evil.example"}, 200, id="asked-for-first"),
+        pytest.param({"Origin": "https://evil.example"}, 415, id="a-page-that-says-nothing"),
+        pytest.param({"Origin": "null"}, 415, id="a-page-without-an-origin"),
+        pytest.param({"Sec-Fetch-Site": "same-site"}, 415, id="a-browser"),
+        pytest.param({"Content-Type": "text/plain"}, 415, id="a-form"),
+    ],
+)
+def test_a_web_page_cannot_ask_without_a_preflight(client: httpx.Client, headers: dict[str, str], status: int) -> None:
+    body = json.dumps({"inputs": [texts("rome")]}).encode()
+    assert client.post("/v2/models/cities/infer", content=body, headers=headers).status_code == status
+
+
 def as_bytes(
     size: int, behind: bytes, shape: list[int] | None = None, kind: str = "text"
 ) -> tuple[bytes, dict[str, str]]:
