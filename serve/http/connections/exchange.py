@@ -34,6 +34,7 @@ class Exchange:
         "_left_bytes",
         "_read",
         "answered",
+        "begun",
         "body",
         "fault",
         "gone",
@@ -53,6 +54,8 @@ class Exchange:
         """Whether all of the body has arrived."""
         self.fault: StillroomError | None = None
         """Why the body will never be whole; `receive` raises it."""
+        self.begun = False
+        """Whether a part of the answer was sent."""
         self.answered = False
         self.gone: asyncio.Future[None] = connection.loop.create_future()
         scope[GONE] = self.gone
@@ -98,6 +101,7 @@ class Exchange:
             raise InternalError("an answer is not as long as its Content-Length says")
         self.answered = ends
         self._connection.write(self._head + body)
+        self.begun = True
         self._head = b""
         if ends:
             self.notice()

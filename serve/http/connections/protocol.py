@@ -7,6 +7,7 @@ is sent ahead, or of a body, than is held. There is no timer for each connection
 import asyncio
 import logging
 import math
+import re
 import select
 import time
 from collections import deque
@@ -43,6 +44,10 @@ ARRIVING_S = 0.2
 HELD_BYTES = 65_536
 # The method of requests to models. Others, such as health checks and pages, are always answered.
 ASKS_FOR_WORK = b"POST"
+# What `Host` may hold, RFC 9110, 7.2: a name or an address, and perhaps a port.
+HOST = re.compile(rb"(?:\[[0-9A-Za-z:.%_~-]+\]|(?:[\w.~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]*)?[ \t]*")
+# What every answer begins with.
+BEGINNING = b"HTTP/1.1 "
 NOT_HTTP = "this is not a valid HTTP/1.1 request; send one, and use TLS only if the server's address begins with https"
 
 
@@ -69,6 +74,8 @@ class Connection(asyncio.Protocol):
         self._broken = False
         self._last_words = b""  # the answer to a request that cannot be read, sent after the answers to those before it
         self._paused = False  # whether reading is paused
+        self._half_closed = False  # whether the client sends no more, and perhaps waits for its answers
+        self._begun = False  # whether `BEGINNING` was sent before the rest of its answer
         # Requests to be answered, in order: the one under way, and those sent ahead.
         self._unanswered: deque[Exchange] = deque()
         # The error for a request that is refused unread; it is sent once the request has arrived completely.
@@ -146,6 +153,8 @@ class Connection(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """Sends `data`, unless the connection is closing."""
+        if self._begun:
+            self._begun, data = False, data.removeprefix(BEGINNING)
         if not self.transport.is_closing():
             self.transport.write(data)
 
@@ -162,6 +171,27 @@ class Connection(asyncio.Protocol):
             self._refuse(raised if isinstance(raised, StillroomError) else BadRequest(NOT_HTTP), "malformed")
         if self._silent_bytes > self.limits.head_bytes:
             self._refuse(self._head_too_large(), "malformed")
+
+    def eof_received(self) -> bool:
+        """Whether the connection stays open: a client that sends no more gets the answers to its whole requests.
+
+        One that has hung up looks the same. Its system refuses what is sent to it, so the beginning of the answer is sent at once, and
+        `look` finds out. TLS connections have no such half: asyncio closes them.
+        """
+        unanswered = self._unanswered
+        if unanswered and self.reading == "body":
+            if len(unanswered) == 1:
+                return False
+            unanswered.pop()
+        if not unanswered or self._scope["scheme"] == "https":
+            return False
+        if not self._last_words:
+            unanswered[-1].keeps = False
+        if not unanswered[0].begun:
+            self.write(BEGINNING)
+            self._begun = True
+        self._half_closed = True
+        return True
 
     def on_message_begin(self) -> None:
         """Starts a request."""
@@ -198,6 +228,13 @@ class Connection(asyncio.Protocol):
             raise BadRequest("this server is no proxy and does not offer CONNECT; send GET or POST to one of its paths")
         if self._parser.should_upgrade():  # see `_parse`
             return
+        version = self._parser.get_http_version()
+        hosts = [value for name, value in self._headers if name == b"host"]
+        if len(hosts) > 1 or (not hosts and version != "1.0") or not all(map(HOST.fullmatch, hosts)):
+            raise BadRequest(
+                f"a request has one header Host, with a name and perhaps a port; this one has {len(hosts) or 'none'}"
+                + (", which is not valid" if len(hosts) == 1 else "")
+            )
         if not self.busy and method == ASKS_FOR_WORK and (refusal := self.watch.refusal()):
             self._refusal = refusal
             self._read("body")
@@ -205,7 +242,7 @@ class Connection(asyncio.Protocol):
                 self._broken = True
                 self._answer_refusal(stays=False)
             return
-        url, version = httptools.parse_url(self._url), self._parser.get_http_version()
+        url = httptools.parse_url(self._url)
         path = url.path.decode("ascii")
         scope = {
             **self._scope,
@@ -285,21 +322,23 @@ class Connection(asyncio.Protocol):
             self._unanswered[-1].keeps = False
         elif self._refusal is not None:  # answered once its body is here
             return
-        elif not (self.reading == "head" and time.monotonic() - self.since_s < ARRIVING_S) and not self._bytes_wait():
+        elif not (self.reading == "head" and time.monotonic() - self.since_s < ARRIVING_S) and not self._events():
             self.transport.close()
 
-    def _bytes_wait(self) -> bool:
-        """Whether the system has received bytes that the event loop has not read yet."""
+    def _events(self) -> int:
+        """What `poll` says of the socket now, such as that bytes wait which the event loop has not read yet."""
         if not hasattr(select, "poll"):  # Windows
-            return False
-        waiting = select.poll()
-        waiting.register(self.transport.get_extra_info("socket"), select.POLLIN)
-        return bool(waiting.poll(0))
+            return 0
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket"), select.POLLIN)
+        return next((events for _, events in poll.poll(0)), 0)
 
     def look(self, now_s: float) -> None:
         """Cuts the connection if it is too slow."""
         between_s, self._looked_s = now_s - self._looked_s, now_s
-        if self._unread(now_s):
+        if self._half_closed and self._events() & (select.POLLHUP | select.POLLERR):
+            self.transport.abort()
+        elif self._unread(now_s):
             self.abort("unread")
         elif self._broken or self.transport.is_closing():
             pass

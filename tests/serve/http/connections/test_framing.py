@@ -20,7 +20,7 @@ from serve.settings import ConnectionLimits
 
 UPGRADES = ("h2c", "websocket", "h2c, websocket", "TLS/1.3", "HTTP/2.0")
 CONNECTIONS = ("Upgrade", "upgrade, HTTP2-Settings", "keep-alive, Upgrade", "UPGRADE,keep-alive", "keep-alive")
-SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: here\r\n\r\n"
+SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n"
 Answers = list[tuple[int, bytes]]
 
 
@@ -53,7 +53,7 @@ def encode_body(chance: Random, body: bytes) -> tuple[list[str], bytes]:
 
 def make_request(chance: Random, number: int, *, last: bool) -> tuple[bytes, tuple[int, bytes]]:
     """A request with the answer to it; the connection is to be closed after the `last`."""
-    method, version, headers = chance.choice(["GET", "POST", "POST", "PUT"]), "1.1", ["Host: here"]
+    method, version, headers = chance.choice(["GET", "POST", "POST", "PUT"]), "1.1", ["Host: localhost"]
     body, sent = chance.choice([b"", b"", SMUGGLED, SMUGGLED * 2, chance.randbytes(40), b"0\r\n\r\n" + SMUGGLED]), b""
     if body or chance.random() < 0.3:
         announced, sent = encode_body(chance, body)
@@ -66,7 +66,7 @@ def make_request(chance: Random, number: int, *, last: bool) -> tuple[bytes, tup
         headers.append("Expect: 100-continue")
     answer = (200, f"{method} /{number} ".encode() + body)
     if last:
-        end = chance.randrange(6)
+        end = chance.randrange(8)
         if end == 0:
             method, answer = "CONNECT", (400, b"")
         elif end == 1:
@@ -74,6 +74,10 @@ def make_request(chance: Random, number: int, *, last: bool) -> tuple[bytes, tup
         elif end == 2:
             headers, answer = [*headers, "Not a header"], (400, b"")
         elif end == 3:
+            headers, answer = headers[1:], (400, b"")  # without Host
+        elif end == 4:
+            headers, answer = [*headers, "Host: elsewhere"], (400, b"")
+        elif end == 5:
             version = "1.0"
         else:
             headers.append("Connection: close")
@@ -185,9 +189,36 @@ def test_nothing_is_read_after_connect(server: Server) -> None:
     for target in (b"here:80", b"/v1/entities"):
         with server.connect() as connection:
             connection.sendall(
-                b"CONNECT %s HTTP/1.1\r\nHost: here\r\n\r\nGET /healthz HTTP/1.1\r\nHost: here\r\n\r\n" % target
+                b"CONNECT %s HTTP/1.1\r\nHost: localhost\r\n\r\nGET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+                % target
             )
             status, headers, body = read_answer(connection)
             assert (status, headers["connection"]) == (400, "close")
             assert b"CONNECT" in body
             assert closed(connection)
+
+
+@pytest.mark.parametrize(
+    ("version", "hosts", "status"),
+    [
+        ("1.1", "", 400),
+        ("1.1", "Host: localhost\r\nHost: localhost\r\n", 400),
+        ("1.0", "Host: localhost\r\nhost: elsewhere\r\n", 400),
+        ("1.1", "Host: local host\r\n", 400),
+        ("1.1", "Host: me@localhost\r\n", 400),
+        ("1.1", "Host: localhost:port\r\n", 400),
+        ("1.1", "Host: localhost/\r\n", 400),
+        ("1.1", "Host: [::1]:8000 \r\n", 200),
+        ("1.1", "Host: 127.0.0.1:8000\r\n", 200),
+        ("1.1", "Host:\r\n", 200),
+        ("1.0", "", 200),
+    ],
+)
+def test_a_request_has_one_valid_host_or_is_answered_400(server: Server, version: str, hosts: str, status: int) -> None:
+    with server.connect() as connection:
+        connection.sendall(f"GET /healthz HTTP/{version}\r\n{hosts}\r\n".encode())
+        answered, headers, body = read_answer(connection)
+        assert answered == status
+        if status == 400:
+            assert headers["connection"] == "close"
+            assert b"Host" in body

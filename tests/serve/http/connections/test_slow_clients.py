@@ -50,7 +50,11 @@ def still_answers(server: Server) -> bool:
 
 @pytest.mark.parametrize(
     "begun",
-    [b"P", b"POST /v1/entities HTTP/1.1\r\nHost: here\r\nX-Long: ", b"GET /healthz HTTP/1.1\r\nHost: here\r\n"],
+    [
+        b"P",
+        b"POST /v1/entities HTTP/1.1\r\nHost: localhost\r\nX-Long: ",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n",
+    ],
     ids=["a-letter", "half-a-header", "no-last-line"],
 )
 def test_a_head_that_does_not_end_is_answered_408(impatient: Server, begun: bytes) -> None:
@@ -67,7 +71,7 @@ def test_a_head_that_does_not_end_is_answered_408(impatient: Server, begun: byte
 def test_bytes_now_and_then_do_not_keep_a_connection(impatient: Server) -> None:
     for drop in (b"X", b"\r\n"):
         with impatient.connect() as connection:
-            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: here\r\n\r\n")
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert read_answer(connection)[0] == 200
             connection.sendall(b"GET / HTTP/1.1\r\nX: " if drop == b"X" else drop)
             with pytest.raises(OSError, match=r"reset|Broken pipe"):  # noqa: PT012
@@ -80,7 +84,7 @@ def test_a_connection_that_says_nothing_is_closed_at_first_and_after_an_answer(i
     with impatient.connect() as connection:
         assert connection.recv(10) == b""
     with impatient.connect() as connection:
-        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: here\r\n\r\n")
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert read_answer(connection)[0] == 200
         assert connection.recv(10) == b""
 
@@ -174,7 +178,7 @@ def test_heads_that_are_too_large_or_none_are_refused_in_our_form(
 
 
 def test_trailers_are_bounded_and_not_believed(server: Server) -> None:
-    head = b"POST /v1/entities HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = b"POST /v1/entities HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
     whole = head + b"%x\r\n%s\r\n0\r\n" % (len(ROME), ROME)
     with server.connect() as connection:
         connection.sendall(whole + b"X-Request-Id: later\r\n\r\n")
@@ -192,7 +196,7 @@ def test_trailers_are_bounded_and_not_believed(server: Server) -> None:
 def test_what_is_wrong_with_a_body_s_chunks_is_answered_400(server: Server) -> None:
     with server.connect() as connection:
         connection.sendall(
-            b"POST /v1/entities HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
+            b"POST /v1/entities HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Transfer-Encoding: chunked\r\n\r\nnonsense\r\n"
         )
         status, _, body = read_answer(connection)
@@ -235,6 +239,40 @@ def test_a_client_that_waits_to_be_asked_for_its_body_is_asked(server: Server) -
         assert read_answer(connection)[0] == 200
 
 
+def test_a_client_that_has_closed_its_half_gets_the_answers_to_its_whole_requests(server: Server) -> None:
+    (worker,) = psutil.Process(server.process.pid).children()
+    for sent, answers in (
+        (request(ROME), 1),
+        (request(ROME) * 3, 3),
+        (request(ROME) + request(ROME)[:-5], 1),
+        (request(ROME) + b"CONNECT localhost:80 HTTP/1.1\r\n\r\n", 1),
+        (request(ROME).replace(b"HTTP/1.1", b"HTTP/1.0"), 1),
+    ):
+        with server.connect() as connection:
+            worker.suspend()
+            try:
+                connection.sendall(sent)
+                connection.shutdown(socket.SHUT_WR)
+                time.sleep(0.6)  # it is looked at once or twice
+            finally:
+                worker.resume()
+            data = b""
+            while part := connection.recv(65536):
+                data += part
+        assert data.count(b"HTTP/1.1 ") == answers + (b"CONNECT" in sent)
+        assert data.startswith(b"HTTP/1.1 200")
+        assert data.count(b"HTTP/1.1 200") == data.count(b'"rome"') == answers
+    assert still_answers(server)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\n", request(ROME)[:-5]], ids=["idle", "head", "body"])
+def test_a_client_that_has_closed_its_half_without_a_whole_request_is_closed(server: Server, sent: bytes) -> None:
+    with server.connect() as connection:
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        assert closed(connection)
+
+
 def test_the_time_of_a_head_begins_when_the_answer_before_it_is_given(impatient: Server) -> None:
     (worker,) = psutil.Process(impatient.process.pid).children()
     with impatient.connect() as connection:
@@ -246,7 +284,7 @@ def test_the_time_of_a_head_begins_when_the_answer_before_it_is_given(impatient:
             worker.resume()
         assert read_answer(connection)[0] == 200
         time.sleep(0.6)  # it is looked at once or twice
-        connection.sendall(b"Host: here\r\n\r\n")
+        connection.sendall(b"Host: localhost\r\n\r\n")
         assert read_answer(connection)[0] == 200
 
 
@@ -264,13 +302,13 @@ def test_a_full_server_turns_new_clients_away_but_rather_closes_idle_ones(entiti
                     assert json.loads(body)["error"]["code"] == "unavailable"
                     assert closed(refused)
             for connection in begun:
-                connection.sendall(b"Host: here\r\n\r\n")
+                connection.sendall(b"Host: localhost\r\n\r\n")
                 assert read_answer(connection)[0] == 200
             time.sleep(0.1)  # it refused somebody just now, and looks for an idle one again only after a while
             # All four are idle by now; the one that has been so for longest makes room.
             assert httpx.get(f"{server.url}/healthz", timeout=PATIENCE_S).status_code == 200
             assert begun[0].recv(10) == b""
-            begun[3].sendall(b"GET /healthz HTTP/1.1\r\nHost: here\r\n\r\n")
+            begun[3].sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert read_answer(begun[3])[0] == 200
         finally:
             for connection in begun:
@@ -291,7 +329,7 @@ def test_a_server_without_files_for_a_connection_says_so_and_lets_it_in_when_it_
         fewest = min(set(range(4096)) - {int(file.name) for file in Path(f"/proc/{pid}/fd").iterdir()})
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (fewest, before[1]))
         with server.connect() as connection:
-            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: here\r\n\r\n")
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             until(lambda: any("no connection can be accepted" in line for line in server.log()))
             resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
             assert read_answer(connection)[0] == 200
