@@ -5,7 +5,7 @@ StillroomError
 ├── BadInput            422  exit 2  the caller's input cannot be used
 │   ├── BadRequest      400          the body is not JSON, or not an object
 │   ├── Unauthorized    401          no key, or a wrong one
-│   ├── Forbidden       403          a web page of an origin that is not allowed
+│   ├── Forbidden       403          a web page of an origin, or a host, that is not allowed
 │   ├── NotFound        404          no such model or path
 │   ├── TooSlow         408          the request did not arrive in the time allowed
 │   ├── TooLarge        413          over a stated limit
@@ -71,7 +71,7 @@ class Unauthorized(BadInput):
 
 
 class Forbidden(BadInput):
-    """A browser asks on behalf of a page whose origin is not allowed."""
+    """A browser asks on behalf of a page whose origin is not allowed, or for a host that is not this server's."""
 
     code = "forbidden"
     http_status = 403

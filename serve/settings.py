@@ -114,6 +114,11 @@ class ServeSettings:
     allow_origin: tuple[str, ...] = setting(
         (), help="Origin whose pages may call this server from a browser, such as https://app.example."
     )
+    allow_host: tuple[str, ...] = setting(
+        (),
+        help="Name that a request's Host may have beside localhost, addresses and --host, such as ner.example; * for any.",
+        shown="any; on the loopback without keys none",
+    )
     log_format: Literal["json", "text"] | None = setting(
         None, help="One JSON object a line, or text for people.", shown="text where stderr is a terminal"
     )

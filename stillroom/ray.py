@@ -37,7 +37,7 @@ OF_THE_SERVER = {
     option.name
     for option in options_of(ServeSettings)
     if option.within == "connections" or option.name.startswith(("tls_", "log_"))
-} - {"bodies_bytes"} | {"host", "port", "fronts", "access_log", "linger_s", "drain_s"}
+} - {"bodies_bytes"} | {"host", "port", "allow_host", "fronts", "access_log", "linger_s", "drain_s"}
 # How much longer than a request may take a stopping replica has.
 LEAVE_S = 15.0
 

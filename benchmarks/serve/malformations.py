@@ -42,7 +42,7 @@ class Malformed:
 
 def request(path: str, body: bytes, kind: str = JSON, *headers: str, method: str = "POST") -> bytes:
     """One whole HTTP request."""
-    head = [f"{method} {path} HTTP/1.1", "Host: here", "Connection: close"]
+    head = [f"{method} {path} HTTP/1.1", "Host: localhost", "Connection: close"]
     head += [f"Content-Type: {kind}", *headers, f"Content-Length: {len(body)}", "", ""]
     return "\r\n".join(head).encode("latin-1") + body
 
@@ -264,7 +264,7 @@ def bad_heads(chance: Random) -> Malformed:
         whole.replace(b"Content-Length: ", b"Content-Length: 5\r\nContent-Length: "),
         whole.replace(b"Content-Length: ", b"Transfer-Encoding: chunked\r\nContent-Length: "),
         _chunked(path) + b"zz\r\n" + body, _chunked(path) + b"-5\r\nabcde\r\n0\r\n\r\n", _chunked(path) + b"ffffffffffffffffff\r\na",
-        whole.replace(b"Host: here\r\n", b""), whole.replace(b"\r\n", b"\n"), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        whole.replace(b"Host: localhost\r\n", b""), whole.replace(b"\r\n", b"\n"), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         whole.replace(b"Connection: close", b"Connection: Upgrade\r\nUpgrade: websocket"), b"GET " + b"/a" * 100_000 + b" HTTP/1.1\r\n\r\n",
         whole.replace(b"Connection: close", b"Expect: 100-continue\r\nConnection: close"), b"CONNECT a:80 HTTP/1.1\r\n\r\n",
     ]  # fmt: skip

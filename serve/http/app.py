@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -171,9 +172,8 @@ def serve(
     logs = partial(logging_to_stderr, settings.log_format, requests=settings.access_log, quiet=quiet)
     with logs():
         server = _server(bundles, settings) if fronts == 1 else None
-        keys = settings.keys or KEYS_VARIABLE in os.environ  # a source without a key is refused
         with listening(settings.host, settings.port) as listener:
-            if not (keys or settings.tls_client_ca or is_loopback(listener)):
+            if not (knows_clients(settings) or is_loopback(settings.host)):
                 log.warning(
                     "listening without keys on %s: every client that reaches this address may ask; give --keys a file of keys, "
                     "or listen on --host 127.0.0.1",
@@ -193,6 +193,25 @@ def serve(
 
             leave_s = settings.drain_s + CUT_OFF_S + LEAVE_S
             Fronts(listener, fronts, work, linger_s=settings.linger_s, leave_s=leave_s, opened=opened).run()
+
+
+def knows_clients(settings: ServeSettings) -> bool:
+    """Whether a client needs a key or a certificate. A source of keys that holds none is refused."""
+    return bool(settings.keys or KEYS_VARIABLE in os.environ or settings.tls_client_ca)
+
+
+def hosts_of(settings: ServeSettings) -> frozenset[str]:
+    """The names for which the server answers, beside localhost and addresses; empty for any. BadInput for what is no name.
+
+    Only a server that any web page on this machine could reach is choosy by itself.
+    """
+    for name in settings.allow_host:
+        if name != "*" and not re.fullmatch(r"[\w.-]+", name, re.ASCII):
+            raise BadInput(f"--allow-host is {name!r}; give a name without scheme and port, such as ner.example, or *")
+    by_itself = is_loopback(settings.host) and not knows_clients(settings)
+    if "*" in settings.allow_host or not (settings.allow_host or by_itself):
+        return frozenset()
+    return frozenset({settings.host, *settings.allow_host})
 
 
 def fronts_of(settings: ServeSettings) -> tuple[int, int]:
@@ -237,7 +256,9 @@ def _server(
 ) -> Server:
     """The server with these settings, or with `share` and `counts` one front process of it."""
     keys = partial(read_keys, settings.keys, counts=counts.of_front(share.number) if counts and share else own_counts)
-    access = Access(keys(), Origins(settings.allow_origin), open_metrics=settings.open_metrics)
+    access = Access(
+        keys(), Origins(settings.allow_origin), open_metrics=settings.open_metrics, hosts=hosts_of(settings)
+    )
     tls = Tls(settings)
     # A front that replaces another serves what the others do.
     app = app_of(bundles, settings, access, known=share.digests.values() if share else ())

@@ -153,6 +153,7 @@ class RequestMiddleware:
 
         key = None
         try:
+            self.access.check_host(headers)
             answer = self.access.origins.preflight(scope["method"], headers)
             if answer is None:
                 key = self.access.enter(scope["path"], headers, context)

@@ -155,10 +155,10 @@ def test_a_client_cannot_have_another_client_s_request_read_as_its_own(
     config.write_text("\n".join(lines) + "\n", encoding="utf-8")
     monkeypatch.setattr(clusters, "CONFIG", config)
     # If its body were read as a request, this one would go on with the head of whatever haproxy sends next on the connection.
-    inside = b"GET /metrics HTTP/1.1\r\nHost: here\r\nX-Next: "
+    inside = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nX-Next: "
     blank_lines = b"\r\n" * 10_000  # more than haproxy waits for, so that the rest comes in a packet of its own
     head = (
-        b"GET /openapi.json HTTP/1.1\r\nHost: here\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
         b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nContent-Length: %d\r\n\r\n" % len(blank_lines + inside)
     )
     with behind_haproxy(served_bundle, tmp_path, servers=("one",)) as cluster:

@@ -148,7 +148,7 @@ def closed(connection: socket.socket) -> bool:
 
 def request(body: bytes, *headers: str, length: int | None = None) -> bytes:
     """A POST to /v1/entities."""
-    lines = ["POST /v1/entities HTTP/1.1", "Host: here", "Content-Type: application/json", *headers]
+    lines = ["POST /v1/entities HTTP/1.1", "Host: localhost", "Content-Type: application/json", *headers]
     return "\r\n".join([*lines, f"Content-Length: {len(body) if length is None else length}", "", ""]).encode() + body
 
 

@@ -1,6 +1,7 @@
 """The listening socket, the limit of open files, and the signal to reload."""
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
 import signal
@@ -33,9 +34,13 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-def is_loopback(listener: socket.socket) -> bool:
-    """Whether `listener` listens on a loopback address, which only this machine can reach."""
-    return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
+def is_loopback(host: str) -> bool:
+    """Whether a server at `host` listens on a loopback address, which only this machine can reach."""
+    with contextlib.suppress(OSError):  # no such name: `listening` says so
+        host = host if ":" in host else socket.gethostbyname(host)
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    return False
 
 
 @asynccontextmanager

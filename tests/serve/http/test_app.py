@@ -228,7 +228,7 @@ def test_only_json_and_only_the_offered_method_are_taken(client: httpx.Client) -
 def test_a_body_of_undeclared_length_is_read_no_further_than_the_limit(client: httpx.Client) -> None:
     with socket.create_connection((client.base_url.host, client.base_url.port), timeout=PATIENCE_S) as connection:
         connection.sendall(
-            b"POST /v1/entities HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
+            b"POST /v1/entities HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Transfer-Encoding: chunked\r\n\r\n"
         )
         chunk = b"186a0\r\n" + b"a" * 100_000 + b"\r\n"
@@ -241,7 +241,7 @@ def test_a_body_of_undeclared_length_is_read_no_further_than_the_limit(client: h
 def test_a_body_declared_too_long_is_refused_before_it_is_sent(client: httpx.Client) -> None:
     with socket.create_connection((client.base_url.host, client.base_url.port), timeout=PATIENCE_S) as connection:
         connection.sendall(
-            b"POST /v1/entities HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
+            b"POST /v1/entities HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: 2000000\r\n\r\n"
         )
         assert connection.recv(1000).startswith(b"HTTP/1.1 413 ")

@@ -313,3 +313,40 @@ def test_a_server_that_others_reach_without_a_key_says_so_once(
     if warned:
         assert "without keys on 0.0.0.0" in said[0]
         assert "give --keys" in said[0]
+
+
+def test_a_server_on_the_loopback_without_keys_answers_only_for_its_own_names(entities_bundle: Path) -> None:
+    with serving(entities_bundle, "--allow-host", "NER.example") as server:
+        for host in (
+            "localhost",
+            "LOCALHOST:80",
+            "localhost.",
+            "127.0.0.1",
+            "127.9.9.9:8000",
+            "[::1]:8000",
+            "ner.example",
+            "ner.Example:443",
+        ):
+            answer = httpx.post(f"{server.url}/v1/entities", json=ROME, headers={"Host": host}, timeout=PATIENCE_S)
+            assert answer.status_code == 200, host
+        for host in (
+            "evil.example",
+            "ner.example.evil.example",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "sub.ner.example",
+            "other",
+        ):
+            for path in ("/v1/models", "/", "/metrics", "/v2", "/readyz"):
+                answer = httpx.get(f"{server.url}{path}", headers={"Host": host}, timeout=PATIENCE_S)
+                assert answer.status_code == 403, (host, path)
+                assert "--allow-host" in answer.text
+
+
+def test_a_server_with_keys_or_with_any_host_allowed_answers_for_every_name(
+    client: httpx.Client, entities_bundle: Path
+) -> None:
+    there = {"Host": "ner.example"}
+    assert client.get("/v1/models", headers={**there, **bearer(ALICE)}).status_code == 200
+    with serving(entities_bundle, "--allow-host", "*") as server:
+        assert httpx.get(f"{server.url}/v1/models", headers=there, timeout=PATIENCE_S).status_code == 200

@@ -19,7 +19,7 @@ from serve.http.connections.protocol import Connection
 from serve.observe.metrics import Metrics
 from serve.settings import ConnectionLimits
 
-REQUEST = b"GET /healthz HTTP/1.1\r\nHost: here\r\n\r\n"
+REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -13,8 +13,8 @@ from patience import PATIENCE_S
 from server_process import Server, closed, read_answer, request, serving, until
 
 ROME = b'{"text": "fly to rome"}'
-HEALTH = b"GET /healthz HTTP/1.1\r\nHost: here\r\n\r\n"
-READY = b"GET /readyz HTTP/1.1\r\nHost: here\r\n\r\n"
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+READY = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ def test_a_client_that_wants_the_connection_closed_has_it_closed(full: tuple[Ser
     server, _ = full
     with server.connect() as client:
         body = b'{"text": "paris"}'
-        head = f"POST {ENTITIES} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        head = f"POST {ENTITIES} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
         client.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body))
         client.sendall(body)
         answer = b"".join(iter(lambda: client.recv(65536), b""))
@@ -88,7 +88,9 @@ def test_a_server_that_has_room_again_answers_again(full: tuple[Server, psutil.P
 def test_a_client_that_asks_first_is_told_without_its_body(full: tuple[Server, psutil.Process]) -> None:
     server, _ = full
     with server.connect() as client:
-        head = f"POST {ENTITIES} HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Type: application/json\r\n"
+        head = (
+            f"POST {ENTITIES} HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Type: application/json\r\n"
+        )
         client.sendall(head.encode() + b"Content-Length: 17\r\n\r\n")
         answer = b"".join(iter(lambda: client.recv(65536), b""))
     assert answer.startswith(b"HTTP/1.1 429 ")
@@ -97,7 +99,7 @@ def test_a_client_that_asks_first_is_told_without_its_body(full: tuple[Server, p
 def test_a_refused_body_that_turns_out_to_be_none_is_refused_all_the_same(full: tuple[Server, psutil.Process]) -> None:
     server, _ = full
     with server.connect() as client:
-        client.sendall(b"POST /v1/entities HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n")
+        client.sendall(b"POST /v1/entities HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
         client.sendall(b"no size\r\n")
         status, _, body = read_answer(client)
         assert (status, json.loads(body)["error"]["code"]) == (429, "overloaded")

@@ -106,9 +106,9 @@ def test_the_page_of_the_document_holds_every_operation_and_its_calls_run(url: s
     ],
 )
 def test_the_page_s_calls_go_where_the_client_found_the_server_unless_that_is_no_address(
-    url: str, host: str, shown: str
+    entities_bundle: Path, host: str, shown: str
 ) -> None:
-    page = httpx.get(f"{url}/docs", headers={"Host": host}, timeout=PATIENCE_S).text
+    page = TestClient(create_app([entities_bundle])).get("/docs", headers={"Host": host}).text
     assert f"curl -s {shown} " in page
     assert host not in page or host in shown
 
