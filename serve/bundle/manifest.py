@@ -19,6 +19,7 @@ import msgspec
 from serve.bundle.external_data import graph_fault
 from serve.bundle.remote_files import is_url
 from serve.errors import BadInput, BundleError
+from serve.observe.logs import plain
 
 # 3: the digest leaves out model card and reports. In 1 and 2 it covers all files. All three versions can be read.
 # 2: each variant names the instruction sets that it needs. In 1 the bundle names them once.
@@ -31,6 +32,7 @@ ONNX_NAMES = {"fp32": "onnx/model.onnx", "fp16": "onnx/model_fp16.onnx", "int8":
 MAX_MANIFEST_BYTES = 16 * 2**20
 MAX_FILE_BYTES = 8 * 2**30
 MAX_FILES = 1_000
+MAX_NAME_BYTES = 255  # of a listed path; file systems take at most that in one of its parts
 
 # Kinds of files that bundles hold. Others may be pickles, which have many suffixes and run code when they are read.
 SUFFIXES = frozenset({".json", ".onnx", ".safetensors", ".md", ".html", ".toml", ".txt"})
@@ -338,7 +340,8 @@ def _listing_faults(name: str, file: BundleFile) -> Iterator[str]:
     pure = PurePosixPath(name)
     if pure.suffix not in SUFFIXES:
         yield f"{name!r} may be a pickle; files of bundles end in one of {', '.join(sorted(SUFFIXES))}"
-    if name == MANIFEST or pure.is_absolute() or ".." in pure.parts or "\\" in name or pure.as_posix() != name:
+    inside = not pure.is_absolute() and ".." not in pure.parts and "\\" not in name and pure.as_posix() == name
+    if name == MANIFEST or not inside or not name.isprintable() or len(name.encode()) > MAX_NAME_BYTES:
         yield f"file name {name!r} is not a plain path inside the bundle"
 
 
@@ -353,7 +356,7 @@ def _file_faults(folder: Path, listed: dict[str, BundleFile]) -> Iterator[str]:
     for name in sorted(set(_names_in(folder)) - set(listed) - {MANIFEST}):
         pure = PurePosixPath(name)
         if not name.startswith(HUB_FILES) and pure.parts[0] != GIT and pure.name != FINDER_FILE:
-            yield f"{name} is not in the manifest"
+            yield f"{plain(name)} is not in the manifest"
 
 
 def _fault_of(file: Path, folder: Path, expected: BundleFile | None) -> str | None:
