@@ -19,7 +19,7 @@ from compress.models.span_logits import with_span_logits
 from serve.errors import BadInput, BundleError
 from serve.text.entity_markers import MARKERS
 from serve.text.labels import MULTI_LABEL, REGRESSION, SPAN_ENDS, gives_number
-from serve.text.tokenizer import load_tokenizer
+from serve.text.tokenizer import load_tokenizer, panics_are_errors
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
 HEADS = {
@@ -372,7 +372,8 @@ def fast_tokenizer(folder: Path, named: str, config: Any) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        with panics_are_errors():
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:
         # The tokenizer classes raise any kind of error.
         there = ", ".join(name for name in TOKENIZER_FILES if (folder / name).is_file()) or "its files"
