@@ -20,7 +20,9 @@ from stillroom.console import console, libraries_speak
 from stillroom.settings.model_card import CARD
 
 LATER = (CARD, COLUMNS)
-NOT_SHOWN = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")  # JSON escapes other control characters by itself
+NOT_SHOWN = re.compile(
+    "[\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)  # JSON escapes other control characters by itself
 FIRST_COLUMN = 26  # characters of flag and value in help; longer ones have their help below them
 
 WIDTH = {"max_content_width": 100}
