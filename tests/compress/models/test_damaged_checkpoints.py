@@ -57,6 +57,13 @@ def config(folder: Path, **changes: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | changes), encoding="utf-8")
 
 
+def panicking(folder: Path) -> None:
+    """Gives the tokenizer a table of characters that its library gives up at."""
+    file = folder / "tokenizer.json"
+    table = {"type": "Precompiled", "precompiled_charsmap": ""}
+    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | {"normalizer": table}), encoding="utf-8")
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "weights cut in the middle": (
         lambda f: cut(f / "model.safetensors", 20_000),
@@ -292,6 +299,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         add_tokens,
         r"its tokenizer has ids up to \d+ \('lampstand'\), but its embedding has only \d+ rows",
     ),
+    "a tokenizer that panics": (panicking, r"its tokenizer cannot be opened"),
     "a tokenizer cut": (lambda f: cut(f / "tokenizer.json", 50), r"its tokenizer cannot be opened"),
     "a configuration of a tokenizer cut": (
         lambda f: cut(f / "tokenizer_config.json", 20),
