@@ -6,6 +6,7 @@ from functools import partial
 
 from serve.errors import StillroomError
 from serve.http.app import serve
+from serve.observe.logs import plain
 from serve.settings import add_options, settings_of
 
 
@@ -20,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         serve(given.bundles, settings_of(vars(given)), announce=partial(print, flush=True))
     except StillroomError as error:
-        print(f"error: {error.message}", file=sys.stderr)
+        print("error: " + plain(error.message, kept="\n"), file=sys.stderr)
         return error.exit_code
     return 0
 

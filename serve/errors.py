@@ -169,6 +169,11 @@ def no_room(error: BaseException) -> bool:
     return any(f"(os error {number})" in str(error) for number in NO_ROOM)  # libraries in Rust have no errno
 
 
+def is_panic(error: BaseException) -> bool:
+    """Whether `error` is a panic of a library in Rust. Each library has a class of its own for them, of one name."""
+    return type(error).__name__ == "PanicException"
+
+
 def in_form_of(path: str, described: dict[str, str]) -> dict[str, object]:
     """The body of an error at `path`: under `/v2` the message alone, as its protocol has it; elsewhere `described`."""
     return {"error": described["message"] if path == "/v2" or path.startswith("/v2/") else described}

@@ -5,22 +5,37 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from compress.progress import Event
+from serve.observe.logs import plain
 
 FILE_WIDTH = 140  # columns of a table in a file or a pipe, which have no width of their own
 
-console = Console(stderr=True, highlight=False)
+# Shown as they are: line ends, wide and narrow blanks, and the joiners of some scripts and of emoji.
+KEPT = "\n\t\xa0\u202f\u3000\u200c\u200d"
+
+
+class PlainConsole(Console):
+    """A console that escapes control characters: a name in a file that someone else made must not drive the terminal."""
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        """What is drawn of a message, or of a cell of a table."""
+        return super().render_str(plain(text, KEPT), **how)
+
+
+console = PlainConsole(stderr=True, highlight=False)
 if not console.is_terminal:
-    console = Console(stderr=True, highlight=False, width=FILE_WIDTH)
-results = Console(highlight=False)
+    console = PlainConsole(stderr=True, highlight=False, width=FILE_WIDTH)
+results = PlainConsole(highlight=False)
 if not results.is_terminal:
-    results = Console(highlight=False, width=FILE_WIDTH)
+    results = PlainConsole(highlight=False, width=FILE_WIDTH)
 
 FIRST_UNITS = 5  # of work, before the time left is printed; the first ones may take longer than the rest
 
@@ -29,7 +44,7 @@ class Bar:
     """A progress bar that appears once the work has taken two seconds. Without a terminal it prints a line every 15 s."""
 
     def __init__(self, what: str, draws_per_s: float = 10) -> None:
-        self.what, self.draws_per_s = what, draws_per_s
+        self.what, self.draws_per_s = plain(what), draws_per_s
         self.started = self.printed = time.monotonic()
         self.first = 0
         self.progress: Progress | None = None

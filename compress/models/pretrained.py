@@ -1,6 +1,7 @@
 """Opens a teacher or student, a folder on disk or a Hub name, and checks it before use."""
 
 import json
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,8 +20,11 @@ from compress.models.span_logits import with_span_logits
 from serve.errors import BadInput, BundleError
 from serve.text.entity_markers import MARKERS
 from serve.text.labels import MULTI_LABEL, REGRESSION, SPAN_ENDS, gives_number
-from serve.text.tokenizer import load_tokenizer
+from serve.text.tokenizer import load_tokenizer, panics_are_errors
 
+# Implementations that are part of torch and transformers. Other names are repositories of the Hub, or stand for some.
+IMPLEMENTATIONS = frozenset({"eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm"})
+IMPLEMENTATION_KEY = re.compile("_?(attn|experts)_implementation(_internal)?")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
 HEADS = {
     "token-classification": "ForTokenClassification",
@@ -191,7 +195,8 @@ def config_in(folder: Path, named: str, *, any_family: bool) -> Any:
     """The configuration of the model in `folder`; messages name the model as `named`.
 
     Raises:
-        BadInput: it cannot be read, or without `any_family` is of a family that students cannot be made of.
+        BadInput: it cannot be read, names code that transformers does not have itself, or without `any_family` is of a family that
+            students cannot be made of.
     """
     from transformers import AutoConfig
 
@@ -208,7 +213,32 @@ def config_in(folder: Path, named: str, *, any_family: bool) -> Any:
     except Exception as error:
         # The configuration classes raise any kind of error.
         raise BadInput(f"{named}: its {CONFIG} cannot be read ({in_one_line(error)}). {MEND}") from None
+    if foreign := sorted(set(_implementations(config)) - IMPLEMENTATIONS):
+        raise BadInput(
+            f"{named}: its {CONFIG} asks for the attention or experts of {foreign[0]!r}, for which transformers may load code of the Hub. "
+            f"Remove attn_implementation and experts_implementation from it, or give one of {', '.join(sorted(IMPLEMENTATIONS))}."
+        )
     return config
+
+
+def _implementations(config: Any) -> Iterator[str]:
+    """The names of implementations that a configuration, or one within it, asks for: each may be a kernel of the Hub."""
+    left, seen = [config], set()
+    while left:
+        each = left.pop()
+        if isinstance(each, list | tuple):
+            left += each
+            continue
+        if id(each) in seen or not (isinstance(each, dict) or hasattr(each, "to_dict")):
+            continue
+        seen.add(id(each))
+        for key, value in (each if isinstance(each, dict) else vars(each)).items():
+            if not IMPLEMENTATION_KEY.fullmatch(str(key)):
+                left.append(value)
+            elif isinstance(value, dict):  # one for each configuration within this one
+                yield from (str(inner) for inner in value.values() if inner is not None)
+            elif value is not None:
+                yield str(value)
 
 
 def check_weights(folder: Path, config: Any, named: str) -> None:
@@ -372,7 +402,8 @@ def fast_tokenizer(folder: Path, named: str, config: Any) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        with panics_are_errors():
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:
         # The tokenizer classes raise any kind of error.
         there = ", ".join(name for name in TOKENIZER_FILES if (folder / name).is_file()) or "its files"

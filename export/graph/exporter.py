@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # Model families whose first position is the padding token's id plus one.
 POSITIONS_FROM_PADDING = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer"})
 
-# onnxruntime 1.20 is the oldest version that the server accepts; it runs opsets up to 21. Opset 20 is the first with Gelu.
+# Opset 20 is the first with Gelu. Every onnxruntime that the server accepts runs it.
 OPSET = 20
 
 # A protobuf message must be smaller than 2 GiB, and the graph itself needs some of that.

@@ -108,6 +108,8 @@ def _opener(candidate: Candidate) -> "Callable[..., PreTrainedModel | SentenceMo
     """What opens the local checkpoint, of safetensors alone, with the head in its config.json or the pooling in its modules.json."""
     import transformers
 
+    from compress.models.pretrained import config_in
+
     config_file = candidate.path / "config.json"
     if not config_file.is_file():
         raise BadInput(
@@ -118,6 +120,9 @@ def _opener(candidate: Candidate) -> "Callable[..., PreTrainedModel | SentenceMo
         architectures = " ".join(json.loads(config_file.read_text(encoding="utf-8")).get("architectures") or [])
     except (ValueError, TypeError, AttributeError) as error:
         raise _cannot_be_opened(candidate, error) from None
+    config_in(
+        candidate.path, f"candidate {candidate.name!r}", any_family=True
+    )  # it may name code that is not to be loaded
     opener: Callable[..., PreTrainedModel] = transformers.AutoModel.from_pretrained
     if "ForTokenClassification" in architectures:
         opener = transformers.AutoModelForTokenClassification.from_pretrained

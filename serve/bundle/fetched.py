@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import parse_qsl, urlencode
 
 from serve.bundle.manifest import (
     CARD,
@@ -33,6 +34,12 @@ from serve.errors import BundleError, no_room
 log = logging.getLogger("serve")
 
 CACHE_VARIABLE = "STILLROOM_CACHE"
+PRIVATE = 0o700  # the mode of a folder that its user alone may read
+# Parameters of a query that change each time that a URL is signed. Others, such as a version, may name another bundle.
+OF_SIGNATURES = re.compile(
+    "(x-(amz|goog|oss)-.*|signature|sig|expires|se|st|skt|ske|policy|key-pair-id|awsaccesskeyid|googleaccessid|(access_)?token)",
+    re.I,
+)
 DIGEST = re.compile(r"[0-9a-f]{64}")
 FIRST_NEWS_S, NEWS_S = 2.0, 15.0  # when the log says how far a download is
 
@@ -87,6 +94,12 @@ def cache_folder() -> Path:
     return Path(os.path.expanduser(os.environ.get(CACHE_VARIABLE) or "~/.cache/stillroom"))
 
 
+def make_private(folder: Path) -> None:
+    """Makes a folder of the cache, and the cache, which no other user may read. Folders that are there stay as they are."""
+    for each in (cache_folder(), folder):
+        each.mkdir(PRIVATE, parents=True, exist_ok=True)
+
+
 def _folder_of(digest: str) -> Path:
     return cache_folder() / "bundles" / digest
 
@@ -137,22 +150,24 @@ def kept(digest: str, fetch: Callable[[Path], Bundle], source: str, whole_bytes:
     folder = _folder_of(digest)
     partial = folder.with_name(f".{folder.name}.partial")
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        make_private(folder.parent)
         with _alone(folder):
             if bundle := _cached(digest):  # another process has fetched it meanwhile
                 return bundle
-            shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+            _remove(partial)  # of a process that was killed
             try:
                 partial.mkdir()
                 bundle = fetch(partial)
+                for each in (partial, *partial.rglob("*/")):
+                    each.chmod(PRIVATE)
                 write_through(partial)
-                if folder.exists():
+                if os.path.lexists(folder):
                     log.warning("the bundle %s in the cache is damaged; it was fetched again", folder)
-                    shutil.rmtree(folder)
+                    _remove(folder)
                 os.rename(partial, folder)
                 sync(folder.parent)
             finally:
-                shutil.rmtree(partial, ignore_errors=True)  # already renamed on success
+                _remove(partial)  # already renamed on success
     except OSError as error:
         what = f"there is no room for its {whole_bytes:,} bytes" if no_room(error) else "it cannot be written"
         remedy = "make room, or set" if no_room(error) else "set"
@@ -161,6 +176,14 @@ def kept(digest: str, fetch: Callable[[Path], Bundle], source: str, whole_bytes:
             f"{remedy} {CACHE_VARIABLE} to another folder"
         ) from None
     return replace(bundle, path=folder)
+
+
+def _remove(path: Path) -> None:
+    """Removes a folder or whatever is in its place, such as a link; not where that leads."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _fill(partial: Path, url: str, manifest: Manifest, content: bytes, progress: Progress) -> None:
@@ -194,8 +217,11 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _memory_of(url: str) -> Path:
-    # Of the URL as it is shown, so that no secret gets onto the disk, and a new signature finds the old bundle.
-    return cache_folder() / "urls" / f"{hashlib.sha256(shown(url).encode()).hexdigest()}.json"
+    # Without user, password and signature, so that no secret gets onto the disk, and a new signature finds the old bundle.
+    query = parse_qsl(url.partition("#")[0].partition("?")[2], keep_blank_values=True)
+    kept_query = urlencode([(name, value) for name, value in query if not OF_SIGNATURES.fullmatch(name)])
+    name = f"{shown(url)}?{kept_query}" if kept_query else shown(url)
+    return cache_folder() / "urls" / f"{hashlib.sha256(name.encode()).hexdigest()}.json"
 
 
 def _remembered(url: str) -> str:
@@ -209,7 +235,7 @@ def _remembered(url: str) -> str:
 
 def _remember(url: str, digest: str) -> None:
     with suppress(OSError):  # a cache that may only be read serves as well
-        _memory_of(url).parent.mkdir(parents=True, exist_ok=True)
+        make_private(_memory_of(url).parent)
         with replacing(_memory_of(url)) as file:
             file.write_bytes(canonical_json({"url": shown(url), "digest": digest}))
 

@@ -1,8 +1,8 @@
 """A bundle on disk: its manifest, and the check that the folder holds exactly what the manifest lists.
 
 `manifest.json` lists every other file with its size and SHA-256. Opening a bundle reads every byte once. It refuses a file that
-is missing, changed or not listed, a link (other than those of the Hub's cache to its blobs), and a file that could be a
-pickle, since reading a pickle runs code. An edited model card is reported and accepted.
+is missing, changed or not listed, a link (other than those of the Hub's cache to its blobs), a graph that takes weights from other
+files, and a file that could be a pickle, since reading a pickle runs code. An edited model card is reported and accepted.
 """
 
 import hashlib
@@ -16,8 +16,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from serve.bundle.external_data import graph_fault
 from serve.bundle.remote_files import is_url
 from serve.errors import BadInput, BundleError
+from serve.observe.logs import plain
 
 # 3: the digest leaves out model card and reports. In 1 and 2 it covers all files. All three versions can be read.
 # 2: each variant names the instruction sets that it needs. In 1 the bundle names them once.
@@ -30,9 +32,11 @@ ONNX_NAMES = {"fp32": "onnx/model.onnx", "fp16": "onnx/model_fp16.onnx", "int8":
 MAX_MANIFEST_BYTES = 16 * 2**20
 MAX_FILE_BYTES = 8 * 2**30
 MAX_FILES = 1_000
+MAX_NAME_BYTES = 255  # of a listed path; file systems take at most that in one of its parts
 
 # Kinds of files that bundles hold. Others may be pickles, which have many suffixes and run code when they are read.
 SUFFIXES = frozenset({".json", ".onnx", ".safetensors", ".md", ".html", ".toml", ".txt"})
+GRAPH_SUFFIX = ".onnx"
 PICKLE_STARTS = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x04")
 
 # Files that downloads from the Hub leave in the folder. Nothing reads them.
@@ -310,6 +314,8 @@ def _output_faults(manifest: Manifest) -> Iterator[str]:
 def _variant_faults(name: str, variant: Variant, files: dict[str, BundleFile]) -> Iterator[str]:
     if variant.file not in files:
         yield f"the file {variant.file!r} of variant {name!r} is not among the files"
+    elif not variant.file.endswith(GRAPH_SUFFIX):  # only such files are checked as graphs
+        yield f"the file {variant.file!r} of variant {name!r} does not end in {GRAPH_SUFFIX}"
     if not 0 < variant.temperature < math.inf:
         yield f"variant {name!r} has the temperature {variant.temperature:g}, not a number above 0"
     if variant.abstain_below is not None and not 0 <= variant.abstain_below <= 1:
@@ -334,7 +340,8 @@ def _listing_faults(name: str, file: BundleFile) -> Iterator[str]:
     pure = PurePosixPath(name)
     if pure.suffix not in SUFFIXES:
         yield f"{name!r} may be a pickle; files of bundles end in one of {', '.join(sorted(SUFFIXES))}"
-    if name == MANIFEST or pure.is_absolute() or ".." in pure.parts or "\\" in name or pure.as_posix() != name:
+    inside = not pure.is_absolute() and ".." not in pure.parts and "\\" not in name and pure.as_posix() == name
+    if name == MANIFEST or not inside or not name.isprintable() or len(name.encode()) > MAX_NAME_BYTES:
         yield f"file name {name!r} is not a plain path inside the bundle"
 
 
@@ -349,7 +356,7 @@ def _file_faults(folder: Path, listed: dict[str, BundleFile]) -> Iterator[str]:
     for name in sorted(set(_names_in(folder)) - set(listed) - {MANIFEST}):
         pure = PurePosixPath(name)
         if not name.startswith(HUB_FILES) and pure.parts[0] != GIT and pure.name != FINDER_FILE:
-            yield f"{name} is not in the manifest"
+            yield f"{plain(name)} is not in the manifest"
 
 
 def _fault_of(file: Path, folder: Path, expected: BundleFile | None) -> str | None:
@@ -365,6 +372,8 @@ def _fault_of(file: Path, folder: Path, expected: BundleFile | None) -> str | No
         fault = "was changed (its SHA-256 differs)"
     elif fault is None and _starts_as_pickle(file):
         fault = "starts like a pickle, and reading a pickle runs code"
+    elif fault is None and file.suffix == GRAPH_SUFFIX:
+        fault = graph_fault(file)
     return fault
 
 

@@ -35,7 +35,7 @@ from serve.text.inputs import as_texts, pairs_of, require_unicode
 from serve.text.questions import EVEN_SCORE, QuestionWindows, question_rows
 from serve.text.relation_items import check_marked, item_of, marked_text
 from serve.text.spans import Aggregation, Word, words
-from serve.text.tokenizer import load_tokenizer
+from serve.text.tokenizer import load_tokenizer, panics_are_errors
 from serve.text.windows import Row, TokenRow, Windows, cut, marked_window
 
 log = logging.getLogger("serve")
@@ -199,10 +199,14 @@ class Pipeline:
         return [cut(encoding, self.manifest.max_length) for encoding in self._whole(texts, pairs)]
 
     def _whole(self, texts: list[str], pairs: list[str] | None) -> list[Encoding]:
-        """All tokens of each text (with its pair). BadInput for half a surrogate pair."""
+        """All tokens of each text (with its pair). BadInput for half a surrogate pair; InternalError where the tokenizer fails."""
         self._check(texts, pairs)
         given = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
-        return self.tokenizer.encode_batch(given)
+        try:
+            with panics_are_errors():
+                return self.tokenizer.encode_batch(given)
+        except Exception as error:  # such as a word that is not in a vocabulary without a token for unknown ones
+            raise InternalError(f"the tokenizer of {self.manifest.name!r} failed at this text ({error})") from error
 
     def _check(self, texts: list[str], pairs: list[str] | None) -> None:
         """BadInput for half a surrogate pair, and for pairs if the model reads single texts."""
@@ -485,7 +489,12 @@ class Pipeline:
             self.session.run(self.encode([" ".join(["warm"] * words_each)] * texts))
 
     def _check_graph(self) -> None:
-        encoding = self.encode(["shape"])[0]
+        try:
+            encoding = self.encode(["shape"])[0]
+        except InternalError as error:
+            raise BundleError(
+                f"{error.message}: 'shape'; export the bundle again with a tokenizer that is whole"
+            ) from error
         outputs = self.manifest.outputs
         expected = (len(encoding), outputs) if self.manifest.task in PER_TOKEN else (outputs,)
         shape = self.session.run([encoding])[0].shape

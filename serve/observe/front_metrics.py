@@ -93,7 +93,7 @@ def _same_user(descriptor: int) -> bool:
 
 def labelled(text: str, front: int) -> str:
     """`text`, in Prometheus's format, with the label `front` in every series."""
-    return "".join(f"{_labelled_line(line, front)}\n" for line in text.splitlines())
+    return "".join(f"{_labelled_line(line, front)}\n" for line in _lines(text))
 
 
 def _labelled_line(line: str, front: int) -> str:
@@ -111,9 +111,14 @@ def together(texts: Iterable[str]) -> str:
     families: dict[str, list[str]] = {}
     for text in texts:
         kept: list[str] = []
-        for line in text.splitlines(keepends=True):
+        for line in _lines(text):
             if line.startswith("# HELP "):
                 kept = families.setdefault(line, [])
             elif line not in kept[:1]:  # its `# TYPE` follows, and stands there once
                 kept.append(line)
-    return "".join(line for head, lines in families.items() for line in (head, *lines))
+    return "".join(f"{line}\n" for head, lines in families.items() for line in (head, *lines))
+
+
+def _lines(text: str) -> list[str]:
+    """Lines of Prometheus's format. Only a newline ends one: a name in a label may hold what `splitlines` takes for an end."""
+    return text.removesuffix("\n").split("\n") if text else []

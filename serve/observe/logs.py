@@ -62,8 +62,8 @@ class TextLines(logging.Formatter):
         first, *more = record.getMessage().splitlines() or [""]
         if record.exc_info:
             more += self.formatException(record.exc_info).splitlines()
-        line = f"{_time(record.created)} {record.levelname.lower()} {_plain(first)} {shown}".rstrip()
-        return line + "".join(f"\n    | {_plain(each)}" for each in more)
+        line = f"{_time(record.created)} {record.levelname.lower()} {plain(first)} {shown}".rstrip()
+        return line + "".join(f"\n    | {plain(each)}" for each in more)
 
 
 class PatientWriter(logging.Handler):
@@ -204,9 +204,11 @@ def _second(seconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
-def _plain(text: str) -> str:
-    """`text` with line ends and control characters escaped."""
-    return text if text.isprintable() else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+def plain(text: str, kept: str = "") -> str:
+    """`text` with line ends, control characters and half surrogate pairs escaped, except the characters `kept`."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in kept else ascii(each)[1:-1] for each in text)
 
 
 def _shown(value: Any) -> str:

@@ -1,10 +1,12 @@
 """The bundle's tokenizer, without padding and cut at the model's length."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from serve.errors import BundleError
+from serve.errors import BundleError, is_panic
 
 
 def load_tokenizer(folder: Path, max_length: int) -> Tokenizer:
@@ -18,10 +20,11 @@ def load_tokenizer(folder: Path, max_length: int) -> Tokenizer:
     if not file.is_file():
         raise BundleError(f"{folder} has no tokenizer.json; save a fast tokenizer there")
     try:
-        tokenizer = Tokenizer.from_file(str(file))
+        with panics_are_errors():
+            tokenizer = Tokenizer.from_file(str(file))
+            special_tokens = tokenizer.num_special_tokens_to_add(False)
     except Exception as error:  # the Rust side raises plain Exception
         raise BundleError(f"{file} is not a tokenizer ({error}); save a fast tokenizer there") from error
-    special_tokens = tokenizer.num_special_tokens_to_add(False)
     if max_length <= special_tokens:
         raise BundleError(
             f"max_length {max_length} leaves no room for text beside {special_tokens} special tokens; "
@@ -30,3 +33,14 @@ def load_tokenizer(folder: Path, max_length: int) -> Tokenizer:
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_length)
     return tokenizer
+
+
+@contextmanager
+def panics_are_errors() -> Iterator[None]:
+    """Within this context a panic of the Rust side is a RuntimeError, and not a BaseException, which no handler of errors catches."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise RuntimeError(str(error)) from error

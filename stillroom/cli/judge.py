@@ -8,8 +8,9 @@ import click
 
 from serve.bundle.remote_files import shown
 from serve.errors import GateMissed
+from serve.observe.logs import plain
 from stillroom.cli.options import Argument, Document, FolderOrUrl, Verb
-from stillroom.console import result, say, table
+from stillroom.console import KEPT, result, say, table
 from stillroom.settings.benchmark import Benchmarking
 from stillroom.settings.capacity import Capacity
 from stillroom.settings.evaluate import Evaluation
@@ -127,7 +128,8 @@ def show_profile(document: Document) -> None:
     from stillroom.report.profile_page import answer_lines, profile_markdown
 
     paper = "paper" in document
-    sys.stdout.write(paper_markdown(document["paper"]) if paper else profile_markdown(document))  # type: ignore[arg-type]
+    report = paper_markdown(document["paper"]) if paper else profile_markdown(document)  # type: ignore[arg-type]
+    sys.stdout.write(plain(report, KEPT))
     lines = [] if paper else [*answer_lines(document), *regression_lines(document.get("regression", []))]  # type: ignore[arg-type]
     for line in lines:
         result(line)

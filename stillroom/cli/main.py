@@ -15,7 +15,7 @@ from click.shell_completion import get_completion_class
 
 from compress import distributed
 from compress.engine.threads import training_spins, wait_for_work
-from serve.errors import BadInput, StillroomError, no_room
+from serve.errors import BadInput, StillroomError, is_panic, no_room
 from stillroom.cli import demo, judge, make, use
 from stillroom.cli.options import WIDTH, write_rows
 from stillroom.console import console, say
@@ -44,6 +44,10 @@ TRAINING_VERBS = (*LAUNCHED_VERBS, "benchmark", "compare", "label", "search", "s
 STOPPED = (
     "Stopped. To resume `run`, `distill`, `finetune`, `compare`, `transfer`, `search`, `benchmark`, `label` or `annotate`, "
     "give the same command again."
+)
+OF_A_TOKENIZER = (
+    "Most often it is a tokenizer that cannot read a text of the data. Save the model's tokenizer again with transformers, or leave that "
+    "text out."
 )
 SHELLS = ("bash", "zsh", "fish")
 COMPLETE = "_STILLROOM_COMPLETE"
@@ -125,6 +129,10 @@ def guarded(call: Callable[[], Any]) -> int:
         return usage.exit_code
     except Exception as error:
         return _explain(error)
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        return _explain(BadInput(f"A library in Rust gave up: {error}. {OF_A_TOKENIZER}"))
     return code if isinstance(code, int) else 0
 
 

@@ -1,6 +1,7 @@
 """A verb of the command line, made from its settings dataclass: options, completion, help, and how its result is printed."""
 
 import json
+import re
 import shutil
 import sys
 import textwrap
@@ -19,6 +20,9 @@ from stillroom.console import console, libraries_speak
 from stillroom.settings.model_card import CARD
 
 LATER = (CARD, COLUMNS)
+NOT_SHOWN = re.compile(
+    "[\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)  # JSON escapes other control characters by itself
 FIRST_COLUMN = 26  # characters of flag and value in help; longer ones have their help below them
 
 WIDTH = {"max_content_width": 100}
@@ -176,8 +180,9 @@ def write_rows(formatter: click.HelpFormatter, rows: Sequence[tuple[str, str]]) 
 
 
 def print_json(document: Any) -> None:
-    """One JSON document on standard output."""
-    sys.stdout.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
+    """One JSON document on standard output, which may be a terminal: control characters and half surrogate pairs are escaped."""
+    said = json.dumps(document, ensure_ascii=False, indent=2)
+    sys.stdout.write(NOT_SHOWN.sub(lambda found: f"\\u{ord(found[0]):04x}", said) + "\n")
 
 
 def ourselves() -> str:

@@ -25,7 +25,7 @@ from latency.candidates.candidate import Candidate
 from latency.measure.interleave import Patience, at_work, measure
 from latency.measure.machine import MachineFacts
 from latency.measure.workloads import Workload
-from serve.bundle.fetched import cache_folder
+from serve.bundle.fetched import cache_folder, make_private
 from serve.bundle.manifest import canonical_json
 from serve.bundle.replaced_files import replacing
 from stillroom.console import bar, say
@@ -138,7 +138,7 @@ def _alone(kept: Path) -> Iterator[None]:
     try:
         import fcntl
 
-        kept.parent.mkdir(parents=True, exist_ok=True)
+        make_private(kept.parent)
         file = kept.with_suffix(".lock").open("a")
     except (ImportError, OSError):  # Windows; or a cache that cannot be written
         yield

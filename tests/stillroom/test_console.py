@@ -1,8 +1,17 @@
-"""What is shown of work under way where there is no terminal."""
+"""What is shown of work under way where there is no terminal, and of names that would drive one."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+from lookup_bundles import city_table, write_bundle
+from patience import PATIENCE_S
+from repository import ROOT
 
 from compress import Event
+from stillroom import console
 from stillroom.console import FIRST_UNITS, Bar, show
 
 
@@ -31,3 +40,52 @@ def test_reports_of_a_library_become_lines_and_bars(capfd: pytest.CaptureFixture
     ):
         show(event)
     assert "half of it" in capfd.readouterr().err
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """A bundle whose names clear a terminal, and set its title; C1 of ISO 6429 is in it too."""
+    table = city_table()
+    return write_bundle(
+        tmp_path / "hostile", table, name="a\x1b[2J\x9b2J\u202eb", labels=["O", "B-\x1b]0;t\x07", "I-\x9b"]
+    )
+
+
+def shown(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """What `stillroom` shows."""
+    command = [sys.executable, "-m", "stillroom", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+
+
+def test_control_characters_in_names_do_not_reach_the_terminal(hostile: Path) -> None:
+    ended = shown("inspect", hostile)
+    assert ended.returncode == 0
+    assert (ended.stdout + ended.stderr).replace("\n", "").isprintable()
+    (hostile / "a\x1b[2J\x9b.json").touch()
+    refused = shown("inspect", hostile)
+    assert refused.returncode == 2
+    assert r"a\x1b[2J\x9b.json is not in the manifest" in refused.stderr
+    assert refused.stderr.replace("\n", "").isprintable()
+
+
+def test_json_for_a_terminal_has_no_control_character_and_says_the_same(hostile: Path) -> None:
+    ended = shown("inspect", hostile, "--json")
+    assert ended.stdout.replace("\n", "").isprintable()
+    assert json.loads(ended.stdout)["name"] == "a\x1b[2J\x9b2J\u202eb"
+
+
+def test_tables_and_bars_escape_names_and_keep_the_blanks_and_joiners_of_scripts(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    console.table("\x1b[2J", ["\x1b[2J"], [["[/b]\x1b[2J"], ["5\xa0%\u202f\u200d"]])
+    console.say("\x1b[2J\rsaid")
+    bar = Bar("\x1b[2J")
+    bar(0, 10)
+    bar.started -= 60.0
+    bar.printed -= 60.0
+    bar(1, 10, "\x1b[2J")
+    captured = capfd.readouterr()
+    assert "\x1b" not in captured.out + captured.err
+    assert r"[/b]\x1b[2J" in captured.out
+    assert "5\xa0%\u202f\u200d" in captured.out
+    assert r"\x1b[2J\rsaid" in captured.err

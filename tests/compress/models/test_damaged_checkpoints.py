@@ -57,6 +57,13 @@ def config(folder: Path, **changes: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | changes), encoding="utf-8")
 
 
+def panicking(folder: Path) -> None:
+    """Gives the tokenizer a table of characters that its library gives up at."""
+    file = folder / "tokenizer.json"
+    table = {"type": "Precompiled", "precompiled_charsmap": ""}
+    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | {"normalizer": table}), encoding="utf-8")
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "weights cut in the middle": (
         lambda f: cut(f / "model.safetensors", 20_000),
@@ -170,6 +177,42 @@ def test_every_verb_that_opens_a_checkpoint_names_the_damaged_file_and_writes_no
         load_torch(Candidate("mine", "torch", "fp32", checkpoint, 1))
 
 
+FOREIGN: dict[str, dict[str, Any]] = {
+    "a repository of the Hub": {"attn_implementation": "someone/attention"},
+    "one of its revisions": {"_attn_implementation": "someone/attention@main:forward"},
+    "a package that the Hub stands in for": {"attn_implementation": "flash_attention_2"},
+    "another name of that": {"_attn_implementation": "paged|flash_attention_3"},
+    "one for each part": {"attn_implementation": {"": "someone/attention", "text_config": "sdpa"}},
+    "within another configuration": {"text_config": {"attn_implementation": "someone/attention"}},
+    "far within": {"mine": [{"deep": {"_attn_implementation": "someone/attention"}}]},
+    "experts": {"experts_implementation": "deepgemm"},
+    "experts within": {"text_config": {"_experts_implementation": "someone/experts"}},
+    "another file": {"configuration_files": ["config.4.0.0.json"]},
+}
+
+
+@pytest.mark.parametrize("place", FOREIGN)
+def test_a_checkpoint_that_asks_for_code_of_the_hub_is_refused_wherever_it_does(place: str, checkpoint: Path) -> None:
+    shutil.copyfile(checkpoint / "config.json", checkpoint / "config.4.0.0.json")
+    config(checkpoint, **FOREIGN[place])
+    other = checkpoint / "config.4.0.0.json"
+    other.write_text(json.dumps(json.loads(other.read_text()) | {"attn_implementation": "someone/attention"}))
+    for opening in (
+        lambda: open_model(str(checkpoint)),
+        lambda: check_checkpoint(checkpoint, str(checkpoint)),
+        lambda: load_torch(Candidate("mine", "torch", "fp32", checkpoint, 1)),
+    ):
+        with pytest.raises(BadInput, match=r"its config\.json asks for the attention or experts of '.*', for which"):
+            opening()
+
+
+@pytest.mark.parametrize("own", ["eager", "sdpa", None])
+def test_a_checkpoint_that_asks_for_attention_of_torch_opens(own: str | None, checkpoint: Path) -> None:
+    config(checkpoint, attn_implementation=own)
+    open_model(str(checkpoint))
+    load_torch(Candidate("mine", "torch", "fp32", checkpoint, 1))
+
+
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 437\n"
 PROFILED: dict[str, tuple[Callable[[Path], object], str]] = {
     **{name: harm for name, harm in DAMAGE.items() if name not in ("no tokenizer", "a family that is no name")},
@@ -256,6 +299,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         add_tokens,
         r"its tokenizer has ids up to \d+ \('lampstand'\), but its embedding has only \d+ rows",
     ),
+    "a tokenizer that panics": (panicking, r"its tokenizer cannot be opened"),
     "a tokenizer cut": (lambda f: cut(f / "tokenizer.json", 50), r"its tokenizer cannot be opened"),
     "a configuration of a tokenizer cut": (
         lambda f: cut(f / "tokenizer_config.json", 20),

@@ -1,10 +1,12 @@
 """Bundles of URLs: whatever goes wrong on the way, what is opened is whole, and nothing half-fetched is left."""
 
 import logging
+import os
 import random
 import resource
 import shutil
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -261,6 +263,52 @@ def test_another_bundle_in_the_place_of_the_cached_one_is_fetched_over(
     good = open_bundle(store.url("ner"))
     manifest_writer(good.path, name="another")  # a whole bundle, whose digest is not the folder's name
     assert open_bundle(store.url("ner")) == good
+
+
+@pytest.mark.parametrize("place", ["bundle", "partial"])
+@pytest.mark.parametrize("leads", ["nowhere", "to a folder", "to a file"])
+def test_a_link_in_the_cache_is_replaced_and_what_it_leads_to_is_left(
+    store: BundleStore, tmp_path: Path, place: str, leads: str
+) -> None:
+    good = open_bundle(store.url("ner"))
+    (tmp_path / "to a folder").mkdir()
+    for file in (tmp_path / "to a folder" / "mine", tmp_path / "to a file"):
+        file.write_text("mine")
+    shutil.rmtree(good.path)
+    link = good.path if place == "bundle" else good.path.with_name(f".{good.path.name}.partial")
+    link.symlink_to(tmp_path / leads)
+    assert open_bundle(store.url("ner")) == good
+    assert not good.path.is_symlink()
+    assert left(good.path.parents[1]) == [good.path.name]
+    assert [file.read_text() for file in (tmp_path / "to a folder" / "mine", tmp_path / "to a file")] == ["mine"] * 2
+
+
+def test_no_other_user_may_read_the_folders_of_the_cache(store: BundleStore, cache: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        open_bundle(store.url("ner"))
+    finally:
+        os.umask(before)
+    folders = [each for each in (cache, *cache.rglob("*")) if each.is_dir()]
+    assert len(folders) == 5  # the cache, its two parts, the bundle and its graphs
+    assert {stat.S_IMODE(each.stat().st_mode) for each in folders} == {0o700}
+
+
+def test_without_a_network_a_url_with_another_query_has_no_bundle(store: BundleStore) -> None:
+    url = store.url("ner")
+    first = open_bundle(f"{url}?version=1&signature=a&X-Amz-Date=b")
+    store.spoiled = {"manifest.json": [503] * 99}
+    assert open_bundle(f"{url}?version=1&signature=c&X-Amz-Date=d") == first  # signed again
+    for query in ("", "?version=2", "?version=1&of=b", "?version=2&signature=a", "?of=1"):
+        with pytest.raises(Unreachable, match="has no bundle of it"):
+            open_bundle(url + query)
+
+
+def test_a_url_with_another_query_than_a_known_bundles_is_asked(store: BundleStore) -> None:
+    first = open_bundle(store.url("ner?version=1"))
+    before = store.count("manifest.json")
+    open_bundle(store.url("ner?version=2"), known=[first.manifest.digest])
+    assert store.count("manifest.json") == before + 1
 
 
 def corrupted(store: BundleStore, count: int, seed: int) -> None:

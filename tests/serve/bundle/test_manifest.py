@@ -3,10 +3,12 @@ import json
 import os
 import pickle
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from server_process import serving, until
 
 from serve.bundle.manifest import MAX_MANIFEST_BYTES, canonical_json, digest, open_bundle, sha256_file, verify
 from serve.bundle.variant_choice import choose
@@ -235,16 +237,52 @@ def test_what_a_download_from_the_hub_leaves_beside_the_files_is_let_be(entities
     assert open_bundle(folder).manifest.name == "cities"
 
 
-def test_a_link_to_itself_and_a_name_too_long_are_faults_like_others(
+def test_a_link_to_itself_is_a_fault_like_others(entities_bundle: Path, copied: Copy) -> None:
+    folder = copied(entities_bundle)
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").symlink_to("tokenizer.json")
+    with pytest.raises(BundleError, match=r"tokenizer\.json is a link"):
+        open_bundle(folder)
+
+
+ODD_NAMES = [
+    "a\0.json", "\0", "a\x1b[2J.json", "a\n.json", "a\u2028.json", "a\u202e.json", "/etc/a.json", "../a.json", "a/../b.json", "./a.json",
+    "a//b.json", "a\\b.json", "", "..", "a" * 300 + ".json", "é" * 130 + ".json", "a/" * 3000 + "b.json",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_an_odd_name_in_the_manifest_is_the_bundles_fault(
+    entities_bundle: Path, copied: Copy, manifest_writer: Writer, name: str
+) -> None:
+    folder = copied(entities_bundle)
+    listed = json.loads((folder / "manifest.json").read_text())["files"]
+    manifest_writer(folder, files={**listed, name: {"sha256": "", "bytes": 0}})
+    with pytest.raises(BundleError, match="is not a plain path inside the bundle") as caught:
+        open_bundle(folder)
+    assert caught.value.message.isprintable()
+
+
+def test_a_file_whose_name_is_no_text_is_named(entities_bundle: Path, copied: Copy) -> None:
+    folder = copied(entities_bundle)
+    Path(os.fsdecode(os.fsencode(folder) + b"/\xff\x1b.json")).touch()
+    with pytest.raises(BundleError, match=r"\\udcff\\x1b\.json is not in the manifest"):
+        open_bundle(folder)
+
+
+def test_a_server_reloads_a_bundle_again_after_one_with_an_odd_name(
     entities_bundle: Path, copied: Copy, manifest_writer: Writer
 ) -> None:
     folder = copied(entities_bundle)
     listed = json.loads((folder / "manifest.json").read_text())["files"]
-    manifest_writer(folder, files={**listed, "a" * 300 + ".json": {"sha256": "", "bytes": 0}})
-    (folder / "tokenizer.json").unlink()
-    (folder / "tokenizer.json").symlink_to("tokenizer.json")
-    with pytest.raises(BundleError, match=r"aaa\.json cannot be read.*tokenizer\.json is a link"):
-        open_bundle(folder)
+    reloads = 'stillroom_reloads_total{{model="cities",result="{}"}}'
+    with serving(folder) as server:
+        manifest_writer(folder, files={**listed, "a\0.json": {"sha256": "", "bytes": 0}})
+        server.process.send_signal(signal.SIGHUP)
+        until(lambda: server.metric(reloads.format("failed")) == 1)
+        manifest_writer(folder, max_length=31)
+        server.process.send_signal(signal.SIGHUP)
+        until(lambda: server.metric(reloads.format("done")) == 1)
 
 
 def test_what_could_be_a_pickle_is_refused_whatever_it_is_called(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from repository import ROOT
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from serve.errors import BadInput
 from stillroom.cli.main import app, guarded
@@ -422,6 +423,17 @@ def test_a_disk_that_fills_up_is_no_fault_of_ours(capfd: pytest.CaptureFixture[s
     assert guarded(write) == 2
     said = " ".join(capfd.readouterr().err.split())
     assert "There is no room to write: [Errno 28] No space left on device. Make room and give the same command" in said
+
+
+def test_a_tokenizer_that_panics_is_no_fault_of_ours(capfd: pytest.CaptureFixture[str]) -> None:
+    tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]"))  # noqa: S106
+    tokenizer.pre_tokenizer = pre_tokenizers.FixedLength(0)
+    assert guarded(lambda: tokenizer.encode("a text")) == 2
+    said = " ".join(capfd.readouterr().err.split())
+    assert (
+        "A library in Rust gave up: chunk size must be non-zero. Most often it is a tokenizer that cannot read a text"
+        in said
+    )
 
 
 def test_a_gpu_with_too_little_memory_is_no_fault_of_ours(capfd: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ def bundle(tmp_path: Path) -> Path:
     folder = tmp_path / "odd"
     (folder / "onnx").mkdir(parents=True)
     Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]")).save(str(folder / "tokenizer.json"))  # noqa: S106
-    (folder / "onnx" / "model_quantized.onnx").write_bytes(b"never opened")
+    (folder / "onnx" / "model_quantized.onnx").write_bytes(b"")  # never opened
     files = ("tokenizer.json", "onnx/model_quantized.onnx")
     manifest: dict[str, object] = {
         "schema_version": SCHEMA_VERSION,

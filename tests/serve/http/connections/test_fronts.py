@@ -54,6 +54,19 @@ def ask(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
     return read_answer(connection)
 
 
+def test_the_metrics_of_a_model_whose_name_has_separators_of_lines_can_be_read(
+    entities_bundle: Path, copied: Callable[[Path], Path], manifest_writer: Callable[..., None]
+) -> None:
+    folder, name = copied(entities_bundle), "a\u2028b\u2029c\x85d\x0be\x1cf\rg\nh"
+    manifest_writer(folder, name=name)
+    with serving(folder, *TWO) as server:
+        families = list(text_string_to_metric_families(httpx.get(f"{server.url}/metrics", timeout=PATIENCE_S).text))
+    of_fronts = [
+        sample.labels for family in families if family.name == "stillroom_model_info" for sample in family.samples
+    ]
+    assert [(labels["front"], labels["model"]) for labels in of_fronts] == [("0", name), ("1", name)]
+
+
 def test_connections_are_spread_evenly_and_each_answers_as_the_pipeline(server: Server, entities_bundle: Path) -> None:
     expected = json.loads(json.dumps(Pipeline(entities_bundle)(TEXT)))
     before = [

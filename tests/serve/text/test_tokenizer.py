@@ -1,0 +1,76 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from server_process import serving
+
+from serve.errors import BundleError
+from serve.model.pipeline import Pipeline
+
+Copy = Callable[[Path], Path]
+Writer = Callable[..., None]
+
+# At the word that is left out of this pattern's matches, the search for one takes too many steps, and the tokenizer's library panics.
+SLOW = {"type": "Split", "pattern": {"Regex": "(a*)*$"}, "behavior": "Isolated", "invert": False}
+PANICS = "a" * 40 + "b"
+
+
+@pytest.fixture
+def with_tokenizer(entities_bundle: Path, copied: Copy, manifest_writer: Writer) -> Callable[..., Path]:
+    """Makes a bundle whose tokenizer has these parts."""
+    folder = copied(entities_bundle)
+
+    def make(**parts: object) -> Path:
+        file = folder / "tokenizer.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | parts))
+        manifest_writer(folder)
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}},
+        {"model": {"type": "BPE", "vocab": {"h": 0, "e": 1, "he": 2}, "merges": ["h e"], "continuing_subword_prefix": "####"}},
+    ],
+)  # fmt: skip
+def test_a_tokenizer_that_panics_when_it_is_opened_is_the_bundles_fault(
+    with_tokenizer: Callable[..., Path], parts: dict[str, object]
+) -> None:
+    with pytest.raises(BundleError, match=r"tokenizer\.json is not a tokenizer"):
+        Pipeline(with_tokenizer(**parts))
+
+
+def test_a_tokenizer_that_panics_at_every_text_is_the_bundles_fault(with_tokenizer: Callable[..., Path]) -> None:
+    with pytest.raises(BundleError, match="the tokenizer of 'cities' failed at this text"):
+        Pipeline(with_tokenizer(pre_tokenizer={"type": "FixedLength", "length": 0}))
+
+
+def test_a_text_at_which_the_tokenizer_panics_fails_alone(with_tokenizer: Callable[..., Path]) -> None:
+    blanks = {"type": "WhitespaceSplit"}
+    bundle = with_tokenizer(pre_tokenizer={"type": "Sequence", "pretokenizers": [blanks, SLOW]})
+    with serving(bundle) as server:
+        assert answers(server.url, ["rome", PANICS]) == [200, 500, 200]
+        assert server.metric('stillroom_process_restarts_total{model="cities"}') == 0
+
+
+def test_a_word_that_a_vocabulary_without_unknown_words_lacks_fails_alone(with_tokenizer: Callable[..., Path]) -> None:
+    model = {
+        "type": "WordLevel",
+        "vocab": {"[CLS]": 2, "[SEP]": 3, "rome": 4, "shape": 5, "warm": 6},
+        "unk_token": "[UNK]",
+    }
+    added = [{"id": number, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+             for number, text in ((2, "[CLS]"), (3, "[SEP]"))]  # fmt: skip
+    with serving(with_tokenizer(model=model, added_tokens=added), ready=False) as server:
+        assert answers(server.url, ["rome", "oslo"]) == [200, 500, 200]
+
+
+def answers(url: str, texts: list[str]) -> list[int]:
+    """The status for each text, then for the first one again."""
+    asked = [httpx.post(f"{url}/v1/entities", json={"text": text}, timeout=60) for text in [*texts, texts[0]]]
+    return [answer.status_code for answer in asked]
