@@ -33,6 +33,7 @@ from serve.http.v1.requests import (
     EmbeddingsRequest,
     EntitiesRequest,
     ScoreRequest,
+    answer_options,
     check_limits,
     read_json,
     read_request,
@@ -149,14 +150,7 @@ class Service:
     async def entities(self, request: Request) -> Response:
         """POST /v1/entities: entity spans in each text."""
         asked = await read_request(request, EntitiesRequest, self.limits)
-        options = AnswerOptions(
-            min_score=asked.min_score,
-            offsets=asked.offsets,
-            aggregation=asked.aggregation,
-            constrained=asked.constrained,
-            truncate=asked.truncate,
-            promise=asked.promise,
-        )
+        options = answer_options(asked)
         model = self._model(asked.model, "token-classification")
         return await self._answer(request, model, as_texts(asked.text), None, options)
 
@@ -164,9 +158,7 @@ class Service:
         """POST /v1/classify: labels with scores for each text."""
         asked = await read_request(request, ClassifyRequest, self.limits)
         pairs = pairs_of(asked.text, asked.text_pair)
-        options = AnswerOptions(
-            top_k=asked.top_k, truncate=asked.truncate, abstain=asked.abstain, promise=asked.promise
-        )
+        options = answer_options(asked)
         model = self._model(asked.model, "text-classification")
         return await self._answer(request, model, as_texts(asked.text), pairs, options)
 
@@ -174,8 +166,9 @@ class Service:
         """POST /v1/score: a number for each text."""
         asked = await read_request(request, ScoreRequest, self.limits)
         pairs = pairs_of(asked.text, asked.text_pair)
+        options = answer_options(asked)
         model = self._model(asked.model, "text-regression")
-        return await self._answer(request, model, as_texts(asked.text), pairs, AnswerOptions(truncate=asked.truncate))
+        return await self._answer(request, model, as_texts(asked.text), pairs, options)
 
     async def answer(self, request: Request) -> Response:
         """POST /v1/answer: the answer to each question in its context."""
@@ -196,7 +189,7 @@ class Service:
             )
         check_limits(questions, "question", self.limits)
         check_limits(contexts, "context", self.limits)
-        options = AnswerOptions(min_score=asked.min_score, offsets=asked.offsets)
+        options = answer_options(asked)
         model = self._model(asked.model, "question-answering")
         return await self._answered(
             request, model, [TextWork(*each, options) for each in zip(questions, contexts, strict=True)]
@@ -205,9 +198,7 @@ class Service:
     async def embeddings(self, request: Request) -> Response:
         """POST /v1/embeddings: a vector for each text, in the form of OpenAI's endpoint."""
         asked = await read_request(request, EmbeddingsRequest, self.limits)
-        options = AnswerOptions(
-            encoding_format=asked.encoding_format, dimensions=asked.dimensions, truncate=asked.truncate
-        )
+        options = answer_options(asked)
         model = self._model(asked.model, "feature-extraction")
         texts = as_texts(asked.input, "input")
         check_limits(texts, "input", self.limits)
@@ -231,19 +222,18 @@ class Service:
         """POST /v1/relations: the relation of one part of each text to another."""
         asked = decode_relations(await read_json(request, self.limits.body_bytes))
         texts = marked_texts(asked, self.limits)
-        options = AnswerOptions(
-            top_k=asked.top_k, truncate=asked.truncate, abstain=asked.abstain, promise=asked.promise
-        )
+        options = answer_options(asked)
         model = self._model(asked.model, "relations")
         return await self._answered(request, model, [TextWork(text, None, options) for text in texts])
 
     async def describe_models(self, request: Request) -> Response:
-        """GET /v1/models: the models that are served."""
+        """GET /v1/models: the models that are served, and the same list in the form of OpenAI's endpoint of this name."""
         described = [
             model.description([alias for alias, of in self.aliases.items() if of == name])
             for name, model in self.models.items()
         ]
-        return JsonResponse({"models": described})
+        data = [{"id": name, "object": "model", "created": 0, "owned_by": "stillroom"} for name in self.models]
+        return JsonResponse({"object": "list", "data": data, "models": described})
 
     async def healthz(self, request: Request) -> Response:
         """GET /healthz: 200 while the process runs."""
