@@ -7,7 +7,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar, cast
@@ -51,6 +51,9 @@ from serve.workers.process import Answered
 from serve.workers.supervisor import ServedModel
 
 log = logging.getLogger("serve")
+
+# How long a bundle may take to be opened again, its download included.
+OPEN_S = 600.0
 
 WARMING = Unavailable("the models are warming up; ask again in a second")
 
@@ -107,7 +110,8 @@ class Service:
         self.limits = limits
         self.log_texts = log_texts
         self.stopping: Callable[[], bool] = lambda: False
-        self.read_again: Callable[[], None] = lambda: None
+        self.read_again: Callable[[], Awaitable[None]] | None = None
+        """Reads keys and certificate again."""
         self.metrics = metrics
         self.traces = traces
         self.models = {model.manifest.name: model for model in models}
@@ -130,7 +134,8 @@ class Service:
         """Starts the worker processes in the background; first requests wait for them. At the end it finishes accepted requests."""
         self._warming = asyncio.create_task(self._start())
         try:
-            async with reloading_on_hangup(self.reload), self.fronts.answering() if self.fronts else nullcontext():
+            reloads = filter(None, [self.read_again, self.reload])
+            async with reloading_on_hangup(*reloads), self.fronts.answering() if self.fronts else nullcontext():
                 yield
         finally:  # after an error too, so that no process is left behind
             if not self._warming.done():
@@ -367,16 +372,15 @@ class Service:
         return model
 
     async def reload(self) -> None:
-        """Reads keys, certificate and bundles again. A new model serves once it is warm; whatever cannot be read stays as it was.
+        """Opens the bundles again, each within `OPEN_S`. A new model serves once it is warm; what cannot be opened stays as it was.
 
         Requests under way are answered by the old model. Models that are still starting are waited for.
         """
         if self._warming is not None:
             await asyncio.wait([self._warming])
-        self.read_again()
         for name, old in list(self.models.items()):
             try:
-                new = await _in_a_thread(old.opened_again)
+                new = await in_a_thread(old.opened_again, OPEN_S)
                 if new.manifest.name != name:
                     raise BundleError(
                         f"{shown(old.source)} now holds {new.manifest.name!r}, not {name!r}; restart the server to serve it"
@@ -431,8 +435,11 @@ def content_security_policy(page: str) -> str:
     )
 
 
-async def _in_a_thread(call: Callable[[], Result]) -> Result:
-    """What `call` returns or raises. Unlike with asyncio.to_thread, the program may end before it does: a download may take long."""
+async def in_a_thread(call: Callable[[], Result], limit_s: float) -> Result:
+    """What `call` returns or raises. TimeoutError after `limit_s`; then nobody waits for it any longer.
+
+    Unlike with asyncio.to_thread, the program may end before it does: a download may take long.
+    """
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[Result] = loop.create_future()
 
@@ -454,7 +461,11 @@ async def _in_a_thread(call: Callable[[], Result]) -> Result:
             loop.call_soon_threadsafe(give, result, error)
 
     threading.Thread(target=work, name="reload", daemon=True).start()
-    return await outcome
+    try:
+        async with asyncio.timeout(limit_s):
+            return await outcome
+    except TimeoutError as error:
+        raise TimeoutError(f"it took longer than {limit_s:g} s") from error
 
 
 async def _hung_up(request: Request) -> None:
