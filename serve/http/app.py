@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -34,6 +35,7 @@ from serve.observe.logs import logging_to_stderr
 from serve.observe.metrics import Counter, Metrics
 from serve.observe.tracing import traces_from_environment
 from serve.settings import WORKERS_A_FRONT, ConnectionLimits, Limits, ServeSettings
+from serve.standard_streams import drop_unwritten
 from serve.workers.supervisor import ServedModel, processes_for
 
 log = logging.getLogger("serve")
@@ -158,11 +160,21 @@ def app_of(
     )
 
 
+def print_address(url: str) -> None:
+    """Prints the server's URL at once, also into a pipe. A server whose output nobody reads goes on."""
+    try:
+        sys.stdout.write(f"{url}\n")
+        sys.stdout.flush()
+    except OSError as error:
+        log.warning("the address %s cannot be printed (%s)", url, error)
+        drop_unwritten(sys.stdout)
+
+
 def serve(
     bundles: Sequence[Path | str],
     settings: ServeSettings | None = None,
     *,
-    announce: Callable[[str], None] = print,
+    announce: Callable[[str], None] = print_address,
     quiet: bool = False,
 ) -> None:
     """Serves `bundles` until SIGTERM or SIGINT; then finishes the requests under way and returns.

@@ -131,8 +131,10 @@ def answer_options(asked: msgspec.Struct) -> AnswerOptions:
 Asked = TypeVar("Asked", bound=msgspec.Struct)
 Decoded = TypeVar("Decoded")
 
-# A string, up to the end if it has none, so that no part of the text is searched twice; or a number such as 5.0.
-INTEGER_AS_FLOAT = re.compile(rb'("(?:[^"\\]++|\\.)*+"?)|(?<![\d.])(-?\d++)\.0++(?![\d.eE])')
+# A string, up to the end if it has none, so that no part of the text is searched twice; or a number such as 5.0 or 5.0e+00.
+INTEGER_AS_FLOAT = re.compile(
+    rb'("(?:[^"\\]++|\\.)*+"?)|(?<![\d.eE+-])(-?\d++)(?:\.0++(?:[eE][+-]?0++)?|[eE][+-]?0++)(?![\d.])'
+)
 HALF_A_PAIR = re.compile("[\ud800-\udfff]")
 
 

@@ -16,6 +16,7 @@ from serve.client import Client
 from serve.errors import BadInput
 from serve.http.v1.requests import EntitiesRequest, decode
 
+JSON = {"Content-Type": "application/json"}
 HEAD, TAIL = {"start": 0, "end": 4}, {"start": 5, "end": 7}
 ITEM = {"text": "rome to oslo", "head": HEAD, "tail": TAIL}
 REQUIRED: dict[str, dict[str, Any]] = {
@@ -89,6 +90,12 @@ def test_a_whole_number_may_be_written_with_a_point(client: httpx.Client) -> Non
     same(path, {"inputs": [{**tensor, "shape": [1.0]}]}, {})
     ids = {"name": "input_ids", "shape": [1, 3], "datatype": "INT64", "data": [2, 5, 3]}
     same(path, {"inputs": [{**ids, "data": [2.0, 5, 3.0]}]}, {"inputs": [ids]})
+    for written in (b"2e0", b"2.00", b"2.0E+00"):
+        sent = client.post("/v1/classify", content=b'{"text": "a", "top_k": %s}' % written, headers=JSON)
+        assert (sent.status_code, len(sent.json().get("results", [{}])[0].get("labels", []))) == (200, 2), written
+    for written in (b"2.0.0", b"2e1.0", b"02.0", b"2.", b"2.0e", b"--2.0"):
+        sent = client.post("/v1/classify", content=b'{"text": "a", "top_k": %s}' % written, headers=JSON)
+        assert sent.status_code in (400, 422), written
     for top_k in (2.5, "2", True):
         refused = client.post("/v1/classify", json={"text": "a", "top_k": top_k}).json()["error"]
         assert refused["field"] == "top_k"
@@ -98,10 +105,7 @@ def test_a_whole_number_may_be_written_with_a_point(client: httpx.Client) -> Non
 @pytest.mark.parametrize("path", REQUIRED)
 def test_a_byte_order_mark_before_the_body_is_passed_over(client: httpx.Client, path: str) -> None:
     body = json.dumps({"items": [ITEM]} if path == "/v1/relations" else REQUIRED[path])
-    answers = [
-        client.post(path, content=mark + body.encode(), headers={"Content-Type": "application/json"})
-        for mark in (b"", b"\xef\xbb\xbf")
-    ]
+    answers = [client.post(path, content=mark + body.encode(), headers=JSON) for mark in (b"", b"\xef\xbb\xbf")]
     assert [each.status_code for each in answers] == [200, 200]
     assert answers[0].json() == answers[1].json()
 
@@ -131,7 +135,7 @@ def test_the_list_of_models_has_openais_form_beside_its_own(client: httpx.Client
 def test_half_a_surrogate_pair_anywhere_is_told_in_whole_characters(
     client: httpx.Client, body: bytes, status: int, field: str | None
 ) -> None:
-    refused = client.post("/v1/entities", content=body, headers={"Content-Type": "application/json"})
+    refused = client.post("/v1/entities", content=body, headers=JSON)
     assert refused.status_code == status
     assert refused.json()["error"].get("field") == field
 
