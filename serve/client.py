@@ -44,57 +44,57 @@ REQUEST_BYTES = 1_000_000
 class EntitiesOptions(TypedDict, total=False):
     """Optional arguments of `Client.entities`."""
 
-    model: str
-    min_score: float
-    offsets: OffsetUnit
-    aggregation: Aggregation
-    constrained: bool
-    truncate: bool
-    promise: str
+    model: str | None
+    min_score: float | None
+    offsets: OffsetUnit | None
+    aggregation: Aggregation | None
+    constrained: bool | None
+    truncate: bool | None
+    promise: str | None
 
 
 class ScoreOptions(TypedDict, total=False):
     """Optional arguments of `Client.score`."""
 
-    model: str
-    truncate: bool
+    model: str | None
+    truncate: bool | None
 
 
 class AnswerOptions(TypedDict, total=False):
     """Optional arguments of `Client.answer`."""
 
-    model: str
-    min_score: float
-    offsets: OffsetUnit
+    model: str | None
+    min_score: float | None
+    offsets: OffsetUnit | None
 
 
 class EmbedOptions(TypedDict, total=False):
     """Optional arguments of `Client.embed`."""
 
-    model: str
-    dimensions: int
-    truncate: bool
+    model: str | None
+    dimensions: int | None
+    truncate: bool | None
 
 
 class ClassifyOptions(TypedDict, total=False):
     """Optional arguments of `Client.classify`."""
 
-    model: str
-    top_k: int
-    truncate: bool
-    abstain: bool
-    promise: str
+    model: str | None
+    top_k: int | None
+    truncate: bool | None
+    abstain: bool | None
+    promise: str | None
 
 
 class RelationsOptions(TypedDict, total=False):
     """Optional arguments of `Client.relations`. `offsets` is the unit of `head` and `tail`."""
 
-    model: str
-    top_k: int
-    offsets: OffsetUnit
-    truncate: bool
-    abstain: bool
-    promise: str
+    model: str | None
+    top_k: int | None
+    offsets: OffsetUnit | None
+    truncate: bool | None
+    abstain: bool | None
+    promise: str | None
 
 
 class Part(TypedDict):

@@ -29,7 +29,8 @@ class Limits:
     )
     queue_s: float = setting(
         0.5,
-        help="Longest expected wait in the queue, in seconds, at the recent speed; a request that would wait longer gets 429.",
+        help="Longest expected wait for a process, in seconds, at the recent speed; a request that would wait longer, behind others or "
+        "behind long texts that are being answered, gets 429.",
         at_least=0,
     )
     batch_tokens: int = setting(

@@ -1,8 +1,10 @@
 """The server: bundles behind HTTP. `create_app` makes the ASGI app, `serve` runs it until a signal stops it."""
 
+import asyncio
 import logging
 import os
 import re
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,29 +19,33 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from serve.bundle.runtimes import Device
 from serve.errors import BadInput, BundleError, StillroomError
 from serve.http.auth.access import Access, Bodies
-from serve.http.auth.api_keys import KEYS_VARIABLE, Keyring, read_keys
+from serve.http.auth.api_keys import KEYS_VARIABLE, MakeCounts, key_texts, keyring_of, read_keys
 from serve.http.auth.cors import Origins
 from serve.http.auth.key_counts import SharedCounts, own_counts
 from serve.http.connections.front_share import Share
 from serve.http.connections.fronts import Fronts
 from serve.http.connections.graceful_shutdown import CUT_OFF_S, LEAVE_S, Server
 from serve.http.connections.limits import Watch
-from serve.http.connections.sockets import is_loopback, listening, openable_connections
+from serve.http.connections.sockets import is_loopback, listening, openable_connections, surviving_hangup
 from serve.http.connections.tls import Tls
 from serve.http.middleware import RequestMiddleware, on_http_exception, on_stillroom_error
-from serve.http.service import Service
+from serve.http.service import Service, in_a_thread
 from serve.http.v2.routes import routes as v2_routes
 from serve.observe.front_metrics import FrontMetrics
 from serve.observe.logs import logging_to_stderr
 from serve.observe.metrics import Counter, Metrics
 from serve.observe.tracing import traces_from_environment
 from serve.settings import WORKERS_A_FRONT, ConnectionLimits, Limits, ServeSettings
+from serve.standard_streams import drop_unwritten
 from serve.workers.supervisor import ServedModel, processes_for
 
 log = logging.getLogger("serve")
 
 # Of answers that clients have not read, what one front process may hold at least.
 LEAST_UNSENT_BYTES = 16_777_216
+
+# How long the keys, and the certificate, may take to be read again.
+READ_S = 10.0
 
 TRUSTED_PROXIES = (
     "FORWARDED_ALLOW_IPS"  # the environment variable of the addresses whose X-Forwarded-... headers are believed
@@ -155,11 +161,21 @@ def app_of(
     )
 
 
+def print_address(url: str) -> None:
+    """Prints the server's URL at once, also into a pipe. A server whose output nobody reads goes on."""
+    try:
+        sys.stdout.write(f"{url}\n")
+        sys.stdout.flush()
+    except OSError as error:
+        log.warning("the address %s cannot be printed (%s)", url, error)
+        drop_unwritten(sys.stdout)
+
+
 def serve(
     bundles: Sequence[Path | str],
     settings: ServeSettings | None = None,
     *,
-    announce: Callable[[str], None] = print,
+    announce: Callable[[str], None] = print_address,
     quiet: bool = False,
 ) -> None:
     """Serves `bundles` until SIGTERM or SIGINT; then finishes the requests under way and returns.
@@ -170,7 +186,7 @@ def serve(
     settings = settings or ServeSettings()
     fronts, processes = fronts_of(settings)
     logs = partial(logging_to_stderr, settings.log_format, requests=settings.access_log, quiet=quiet)
-    with logs():
+    with surviving_hangup(), logs():
         server = _server(bundles, settings) if fronts == 1 else None
         with listening(settings.host, settings.port) as listener:
             if not (knows_clients(settings) or is_loopback(settings.host)):
@@ -255,9 +271,12 @@ def _server(
     counts: SharedCounts | None = None,
 ) -> Server:
     """The server with these settings, or with `share` and `counts` one front process of it."""
-    keys = partial(read_keys, settings.keys, counts=counts.of_front(share.number) if counts and share else own_counts)
+    key_counts = counts.of_front(share.number) if counts and share else own_counts
     access = Access(
-        keys(), Origins(settings.allow_origin), open_metrics=settings.open_metrics, hosts=hosts_of(settings)
+        read_keys(settings.keys, counts=key_counts),
+        Origins(settings.allow_origin),
+        open_metrics=settings.open_metrics,
+        hosts=hosts_of(settings),
     )
     tls = Tls(settings)
     # A front that replaces another serves what the others do.
@@ -268,7 +287,7 @@ def _server(
     watch.full_s = service.full_s
     watch.origins = access.origins
     service.stopping = lambda: watch.stopping
-    service.read_again = partial(read_again, keys, access, tls)
+    service.read_again = partial(read_again, settings.keys, key_counts, access, tls)
     if share:
         _join(service, watch, share)
     app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=os.environ.get(TRUSTED_PROXIES, "127.0.0.1,::1"))
@@ -310,16 +329,26 @@ def _join(service: Service, watch: Watch, share: Share) -> None:
     service.on_reloaded = reloaded
 
 
-def read_again(keys: Callable[[], Keyring], access: Access, tls: Tls) -> None:
-    """Reads the keys and the certificate again, for new requests and connections; what cannot be read stays and is logged."""
-    try:
-        access.keyring = keys().after(access.keyring)
-    except BadInput as error:
-        log.error("keys stay as they were: %s", error)
-    try:
-        tls.read_again()
-    except BadInput as error:
-        log.error("the certificate stays as it was: %s", error)
+async def read_again(file: Path | None, counts: MakeCounts, access: Access, tls: Tls) -> None:
+    """Reads the keys and the certificate again, for new requests and connections; what cannot be read stays and is logged.
+
+    Neither waits for the other, and for neither it takes longer than `READ_S`: a file may be a pipe, or on a disk that hangs.
+    """
+
+    async def keys() -> None:
+        try:
+            texts = await in_a_thread(partial(key_texts, file), READ_S)
+            access.keyring = keyring_of(texts, counts).after(access.keyring)
+        except (BadInput, TimeoutError) as error:
+            log.error("keys stay as they were: %s", error)
+
+    async def certificate() -> None:
+        try:
+            await in_a_thread(tls.read_again, READ_S)
+        except (BadInput, TimeoutError) as error:
+            log.error("the certificate stays as it was: %s", error)
+
+    await asyncio.gather(keys(), certificate())
 
 
 def aliases_of(given: Sequence[str]) -> dict[str, str]:

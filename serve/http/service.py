@@ -7,7 +7,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar, cast
@@ -33,6 +33,7 @@ from serve.http.v1.requests import (
     EmbeddingsRequest,
     EntitiesRequest,
     ScoreRequest,
+    answer_options,
     check_limits,
     read_json,
     read_request,
@@ -50,6 +51,9 @@ from serve.workers.process import Answered
 from serve.workers.supervisor import ServedModel
 
 log = logging.getLogger("serve")
+
+# How long a bundle may take to be opened again, its download included.
+OPEN_S = 600.0
 
 WARMING = Unavailable("the models are warming up; ask again in a second")
 
@@ -106,7 +110,8 @@ class Service:
         self.limits = limits
         self.log_texts = log_texts
         self.stopping: Callable[[], bool] = lambda: False
-        self.read_again: Callable[[], None] = lambda: None
+        self.read_again: Callable[[], Awaitable[None]] | None = None
+        """Reads keys and certificate again."""
         self.metrics = metrics
         self.traces = traces
         self.models = {model.manifest.name: model for model in models}
@@ -129,7 +134,8 @@ class Service:
         """Starts the worker processes in the background; first requests wait for them. At the end it finishes accepted requests."""
         self._warming = asyncio.create_task(self._start())
         try:
-            async with reloading_on_hangup(self.reload), self.fronts.answering() if self.fronts else nullcontext():
+            reloads = filter(None, [self.read_again, self.reload])
+            async with reloading_on_hangup(*reloads), self.fronts.answering() if self.fronts else nullcontext():
                 yield
         finally:  # after an error too, so that no process is left behind
             if not self._warming.done():
@@ -149,14 +155,7 @@ class Service:
     async def entities(self, request: Request) -> Response:
         """POST /v1/entities: entity spans in each text."""
         asked = await read_request(request, EntitiesRequest, self.limits)
-        options = AnswerOptions(
-            min_score=asked.min_score,
-            offsets=asked.offsets,
-            aggregation=asked.aggregation,
-            constrained=asked.constrained,
-            truncate=asked.truncate,
-            promise=asked.promise,
-        )
+        options = answer_options(asked)
         model = self._model(asked.model, "token-classification")
         return await self._answer(request, model, as_texts(asked.text), None, options)
 
@@ -164,9 +163,7 @@ class Service:
         """POST /v1/classify: labels with scores for each text."""
         asked = await read_request(request, ClassifyRequest, self.limits)
         pairs = pairs_of(asked.text, asked.text_pair)
-        options = AnswerOptions(
-            top_k=asked.top_k, truncate=asked.truncate, abstain=asked.abstain, promise=asked.promise
-        )
+        options = answer_options(asked)
         model = self._model(asked.model, "text-classification")
         return await self._answer(request, model, as_texts(asked.text), pairs, options)
 
@@ -174,8 +171,9 @@ class Service:
         """POST /v1/score: a number for each text."""
         asked = await read_request(request, ScoreRequest, self.limits)
         pairs = pairs_of(asked.text, asked.text_pair)
+        options = answer_options(asked)
         model = self._model(asked.model, "text-regression")
-        return await self._answer(request, model, as_texts(asked.text), pairs, AnswerOptions(truncate=asked.truncate))
+        return await self._answer(request, model, as_texts(asked.text), pairs, options)
 
     async def answer(self, request: Request) -> Response:
         """POST /v1/answer: the answer to each question in its context."""
@@ -196,7 +194,7 @@ class Service:
             )
         check_limits(questions, "question", self.limits)
         check_limits(contexts, "context", self.limits)
-        options = AnswerOptions(min_score=asked.min_score, offsets=asked.offsets)
+        options = answer_options(asked)
         model = self._model(asked.model, "question-answering")
         return await self._answered(
             request, model, [TextWork(*each, options) for each in zip(questions, contexts, strict=True)]
@@ -205,9 +203,7 @@ class Service:
     async def embeddings(self, request: Request) -> Response:
         """POST /v1/embeddings: a vector for each text, in the form of OpenAI's endpoint."""
         asked = await read_request(request, EmbeddingsRequest, self.limits)
-        options = AnswerOptions(
-            encoding_format=asked.encoding_format, dimensions=asked.dimensions, truncate=asked.truncate
-        )
+        options = answer_options(asked)
         model = self._model(asked.model, "feature-extraction")
         texts = as_texts(asked.input, "input")
         check_limits(texts, "input", self.limits)
@@ -231,19 +227,18 @@ class Service:
         """POST /v1/relations: the relation of one part of each text to another."""
         asked = decode_relations(await read_json(request, self.limits.body_bytes))
         texts = marked_texts(asked, self.limits)
-        options = AnswerOptions(
-            top_k=asked.top_k, truncate=asked.truncate, abstain=asked.abstain, promise=asked.promise
-        )
+        options = answer_options(asked)
         model = self._model(asked.model, "relations")
         return await self._answered(request, model, [TextWork(text, None, options) for text in texts])
 
     async def describe_models(self, request: Request) -> Response:
-        """GET /v1/models: the models that are served."""
+        """GET /v1/models: the models that are served, and the same list in the form of OpenAI's endpoint of this name."""
         described = [
             model.description([alias for alias, of in self.aliases.items() if of == name])
             for name, model in self.models.items()
         ]
-        return JsonResponse({"models": described})
+        data = [{"id": name, "object": "model", "created": 0, "owned_by": "stillroom"} for name in self.models]
+        return JsonResponse({"object": "list", "data": data, "models": described})
 
     async def healthz(self, request: Request) -> Response:
         """GET /healthz: 200 while the process runs."""
@@ -377,16 +372,15 @@ class Service:
         return model
 
     async def reload(self) -> None:
-        """Reads keys, certificate and bundles again. A new model serves once it is warm; whatever cannot be read stays as it was.
+        """Opens the bundles again, each within `OPEN_S`. A new model serves once it is warm; what cannot be opened stays as it was.
 
         Requests under way are answered by the old model. Models that are still starting are waited for.
         """
         if self._warming is not None:
             await asyncio.wait([self._warming])
-        self.read_again()
         for name, old in list(self.models.items()):
             try:
-                new = await _in_a_thread(old.opened_again)
+                new = await in_a_thread(old.opened_again, OPEN_S)
                 if new.manifest.name != name:
                     raise BundleError(
                         f"{shown(old.source)} now holds {new.manifest.name!r}, not {name!r}; restart the server to serve it"
@@ -441,8 +435,11 @@ def content_security_policy(page: str) -> str:
     )
 
 
-async def _in_a_thread(call: Callable[[], Result]) -> Result:
-    """What `call` returns or raises. Unlike with asyncio.to_thread, the program may end before it does: a download may take long."""
+async def in_a_thread(call: Callable[[], Result], limit_s: float) -> Result:
+    """What `call` returns or raises. TimeoutError after `limit_s`; then nobody waits for it any longer.
+
+    Unlike with asyncio.to_thread, the program may end before it does: a download may take long.
+    """
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[Result] = loop.create_future()
 
@@ -464,7 +461,11 @@ async def _in_a_thread(call: Callable[[], Result]) -> Result:
             loop.call_soon_threadsafe(give, result, error)
 
     threading.Thread(target=work, name="reload", daemon=True).start()
-    return await outcome
+    try:
+        async with asyncio.timeout(limit_s):
+            return await outcome
+    except TimeoutError as error:
+        raise TimeoutError(f"it took longer than {limit_s:g} s") from error
 
 
 async def _hung_up(request: Request) -> None:

@@ -26,6 +26,8 @@ VECTOR_DECIMALS = 7
 WIDEST_VECTOR = 1_000_000  # numbers, as `MOST_LABELS`
 # More labels than any model has. A bound is needed: the message to the worker process holds 64-bit integers only.
 MOST_LABELS = 1_000_000
+# Of the name of a promise, which goes to the worker process with each text of a request. Those of `export` have about 20.
+MOST_PROMISE_CHARACTERS = 100
 
 
 class Entity(TypedDict):
@@ -151,6 +153,10 @@ class AnswerOptions:
         if self.dimensions is not None and not (type(self.dimensions) is int and 1 <= self.dimensions <= WIDEST_VECTOR):
             wrong["dimensions"] = (
                 f"dimensions is {self.dimensions}; give a whole number from 1 to the model's, or leave it out"
+            )
+        if self.promise is not None and len(self.promise) > MOST_PROMISE_CHARACTERS:
+            wrong["promise"] = (
+                f"promise has {len(self.promise):,} characters; give the name of one of the model's promises"
             )
         if wrong:
             raise BadInput("; ".join(wrong.values()), field=next(iter(wrong)))

@@ -41,6 +41,8 @@ CLOSING = "the model is being closed; try again in a second"
 
 # Weight of the newest batch in the running estimate of the slots' speed.
 SPEED_SMOOTHING = 0.2
+# Seconds for a token until a batch has been measured: those of a small encoder on one core.
+UNMEASURED_S_PER_TOKEN = 50e-6
 # A batch below this many tokens is not divided among idle slots, since each run of the model has a fixed cost.
 WORTH_DIVIDING = 256
 # A slot that computes gets its next batch ahead if at least this many tokens wait. Then it does not stand idle until this process,
@@ -106,6 +108,7 @@ class WorkerSlot(Generic[Item, Result]):
         self.idle = True  # whether it has had nothing to compute since its last batch
         self.under_way = 0  # batches that it got and has not answered
         self.under_way_tokens = 0
+        self.given_s = 0.0  # when it last got a batch while it had none
         self.ended_s = 0.0  # when its last batch ended
         self.error: Exception | None = None
         self.ended: asyncio.Future[None] = loop.create_future()
@@ -118,8 +121,9 @@ class Batcher(Generic[Item, Result]):
     A batch has at most `batch_tokens` tokens, or one item. Items of similar length share a batch, but an item is passed over for
     better lengths for at most `max_wait_ms`; 0 keeps strict order. A caller is refused if more than `max_texts` items or `max_tokens`
     tokens would wait, or if, at the recent speed, the tokens before the turn of its last item take longer than about `max_queue_s`.
-    An empty queue accepts any number. `ahead_tokens` is what a slot may have beyond one batch. `released` is called for each batch with
-    the reason and the number of items; `clock` replaces that of the system.
+    Tokens under way count where they are more than a batch, as those of a long item are: any caller may wait for one batch. An empty
+    queue accepts any number, unless such items hold all slots. `ahead_tokens` is what a slot may have beyond one batch. `released` is
+    called for each batch with the reason and the number of items; `clock` replaces that of the system.
     """
 
     def __init__(
@@ -213,13 +217,14 @@ class Batcher(Generic[Item, Result]):
         """Overloaded if `items` more with `tokens` tokens in all do not fit the queue; Unavailable if there will be no slot."""
         if self._closing or self._refusal:
             raise Unavailable(self._refusal or CLOSING)
-        if not self._waiting:
-            return
         too_long_s = self._too_long_s(tokens)
-        if too_long_s or self.waiting + items > self._max_texts or self._queued_tokens + tokens > self._max_tokens:
+        no_room = self.waiting + items > self._max_texts or self._queued_tokens + tokens > self._max_tokens
+        if too_long_s or (self._waiting and no_room):
             retry_s = too_long_s or self.wait_s
             raise Overloaded(
-                f"the queue is full (texts waiting: {self.waiting:,}, new: {items:,}); try again in {retry_s:.1f} s",
+                f"the queue is full (texts waiting: {self.waiting:,}, new: {items:,}); try again in {retry_s:.1f} s"
+                if self._waiting
+                else f"the model is busy with long texts; try again in {retry_s:.1f} s",
                 retry_after_s=retry_s,
             )
 
@@ -230,11 +235,35 @@ class Batcher(Generic[Item, Result]):
 
     def _too_long_s(self, tokens: int) -> float:
         """Estimated seconds that a caller of `tokens` would wait, if that is above `max_queue_s`; else 0."""
-        wait_s = self.wait_s
-        if not self._speed_is_known or wait_s <= self._max_queue_s:
+        held_s = sorted(self._held_s(slot) for slot in self._slots if slot.open)
+        if self._turn_s(self._queued_tokens, held_s) <= self._max_queue_s:
             return 0.0
-        wait_s *= self._tokens_before(tokens) / max(1, self._queued_tokens)
+        wait_s = self._turn_s(self._tokens_before(tokens), held_s)
         return wait_s if wait_s > self._max_queue_s else 0.0
+
+    def _turn_s(self, tokens: int, held_s: list[float]) -> float:
+        """Estimated seconds until slots have computed the first `tokens` of the queue; `held_s`, in order, is when each begins with them.
+
+        0 without a slot, and until a speed is measured without the queue: until then the limits of texts and tokens bound it.
+        """
+        work_s, turn_s = tokens * (self._s_per_token or 0.0), 0.0
+        for slots, begins_s in enumerate(held_s, 1):
+            if slots > 1 and begins_s >= turn_s:
+                break
+            work_s += begins_s
+            turn_s = work_s / slots
+        return turn_s
+
+    def _held_s(self, slot: WorkerSlot[Item, Result]) -> float:
+        """Estimated seconds that `slot` computes before what it has left is one batch."""
+        if slot.under_way_tokens <= self._batch_tokens + self._ahead_tokens:
+            return 0.0
+        s_per_token = self._s_per_token or UNMEASURED_S_PER_TOKEN
+        took_s = self._clock() - max(slot.given_s, slot.ended_s)
+        left_s = slot.under_way_tokens * s_per_token - took_s
+        # What is late may be late as long again; what nothing is known of may take as long again as it has taken.
+        left_s = max(left_s, -left_s if self._s_per_token else took_s)
+        return max(0.0, left_s - self._batch_tokens * s_per_token)
 
     def _tokens_before(self, tokens: int) -> int:
         """Tokens served before the last item of a new caller of `tokens`. They are counted on demand, which is only in a long queue."""
@@ -246,11 +275,6 @@ class Batcher(Generic[Item, Result]):
 
     def _tokens_until(self, start: float) -> int:
         return sum(each.tokens for each in self._queue if each.start <= start and not each.caller.gone)
-
-    @property
-    def _speed_is_known(self) -> bool:
-        """Whether there is a slot and a measured speed. Until then only the limits of texts and tokens bound the queue."""
-        return self._s_per_token is not None and self.slots > 0
 
     @property
     def wait_s(self) -> float:
@@ -339,6 +363,8 @@ class Batcher(Generic[Item, Result]):
         batch, full = self._take(self._room(slot))
         tokens = sum(each.tokens for each in batch)
         slot.idle = False
+        if not slot.under_way:
+            slot.given_s = given_s
         slot.under_way += 1
         slot.under_way_tokens += tokens
         self._released("idle" if idle else "full" if full else "freed", len(batch))

@@ -133,6 +133,8 @@ class ModelProcess(asyncio.SubprocessProtocol):
                 "TOKENIZERS_PARALLELISM": "true" if opening.threads > 1 else "false",
                 "RAYON_NUM_THREADS": str(opening.threads),
             },
+            # A signal to the group of the server's process is for that alone, which ends or keeps its worker processes.
+            start_new_session=True,
         )
         try:
             made._write(opening)

@@ -40,8 +40,9 @@ Message = TypeVar("Message")
 
 def main() -> None:
     """Opens the bundle that the first message names, then answers until the input ends."""
-    for signal_number in (signal.SIGINT, signal.SIGTERM):  # the server drains first, then closes this process's input
-        signal.signal(signal_number, signal.SIG_IGN)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # the server drains first, then closes this process's input
+        if hasattr(signal, name):  # not each of them on Windows
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     if hasattr(os, "nice"):
         os.nice(NICE)
     asked = sys.stdin.buffer

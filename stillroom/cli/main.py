@@ -6,7 +6,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from typing import Any
 
@@ -16,6 +17,7 @@ from click.shell_completion import get_completion_class
 from compress import distributed
 from compress.engine.threads import training_spins, wait_for_work
 from serve.errors import BadInput, StillroomError, is_panic, no_room
+from serve.standard_streams import drop_unwritten
 from stillroom.cli import demo, judge, make, use
 from stillroom.cli.options import WIDTH, write_rows
 from stillroom.console import console, say
@@ -56,6 +58,23 @@ COMPLETE = "_STILLROOM_COMPLETE"
 GROUPS = {"Make models": make.VERBS, "Measure them": judge.VERBS, "Use them": use.VERBS, "Try it": demo.VERBS}
 
 
+@contextmanager
+def _output_read() -> Iterator[None]:
+    """BadInput if the reader of the output has gone. click and rich would leave without a word, as after a fault of this program."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except (BrokenPipeError, SystemExit) as error:
+        if not isinstance(error.__context__ if isinstance(error, SystemExit) else error, BrokenPipeError):
+            raise
+        drop_unwritten(sys.stdout)
+        raise BadInput(
+            "the output was closed before all of it was written; read it to its end, or write it to a file"
+        ) from error
+
+
 class Verbs(click.Group):
     """All verbs, listed in groups."""
 
@@ -64,6 +83,16 @@ class Verbs(click.Group):
         for heading, verbs in GROUPS.items():
             with formatter.section(click.style(heading, bold=True)):
                 write_rows(formatter, [(f"{verb.name:<10}", verb.summary) for verb in verbs])
+
+    def make_context(self, *given: Any, **how: Any) -> click.Context:
+        """Like click's, which prints a help or the version here."""
+        with _output_read():
+            return super().make_context(*given, **how)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Like click's, but tells of an output that is not read."""
+        with _output_read():
+            return super().invoke(ctx)
 
     def main(self, *given: Any, **how: Any) -> Any:
         """Like click's, but exceptions go on to `guarded`, which reports them."""
@@ -169,8 +198,9 @@ def _explain(error: Exception) -> int:
 
 
 def _complain(message: str) -> None:
-    console.print("[bold red]stillroom:[/] ", end="")
-    say(message)
+    with suppress(SystemExit):  # of rich, where nobody reads stderr: the exit code still tells
+        console.print("[bold red]stillroom:[/] ", end="")
+        say(message)
 
 
 def _after_the_main_one() -> None:

@@ -117,6 +117,12 @@ def test_whoever_stops_the_server_waits_until_it_has_drained() -> None:
     assert read(place)["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > stopping_s(place)
 
 
+def test_systemd_starts_the_server_again_after_an_end_that_it_would_call_clean() -> None:
+    (restart,), (signals,) = unit()["Restart"], unit()["RestartForceExitStatus"]
+    assert restart == "on-failure"
+    assert {"SIGHUP", "SIGPIPE"} <= set(signals.split())
+
+
 def test_a_pod_that_is_told_to_end_answers_until_nobody_sends_to_it() -> None:
     assert float(str(given(server_commands()["kubernetes/deployment.yaml"])["linger_s"])) >= 5
     rolling = read("kubernetes/deployment.yaml")["spec"]["strategy"]["rollingUpdate"]

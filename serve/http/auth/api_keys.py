@@ -127,13 +127,18 @@ class Keyring:
 def read_keys(
     file: Path | None, environment: Mapping[str, str] = os.environ, counts: MakeCounts = own_counts
 ) -> Keyring:
-    """The keys of `file` and of STILLROOM_KEYS, which has the same lines, also separated by commas. `counts` makes a key's counts.
+    """The keys of `file` and of STILLROOM_KEYS. `counts` makes a key's counts. Errors as of `key_texts` and `keyring_of`."""
+    return keyring_of(key_texts(file, environment), counts)
+
+
+def keyring_of(texts: Sequence[tuple[str, str]], counts: MakeCounts = own_counts) -> Keyring:
+    """The keys of `texts`, each with the name of its source.
 
     BadInput names every line that cannot be read, and never quotes one. It is also raised for a source without a key, since a server
     that was meant to need keys must not start without them.
     """
     lines: list[tuple[str, str]] = []
-    for source, text in _sources(file, environment):
+    for source, text in texts:
         there = [(f"{source}, line {number}", line) for number, line in _lines(text)]
         if not there:
             raise BadInput(
@@ -158,7 +163,12 @@ def read_keys(
     return Keyring(keys)
 
 
-def _sources(file: Path | None, environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def key_texts(file: Path | None, environment: Mapping[str, str] = os.environ) -> list[tuple[str, str]]:
+    """The names and the texts of the sources of keys: `file`, and STILLROOM_KEYS, which has the same lines, also separated by commas.
+
+    BadInput if the file cannot be read.
+    """
+    texts = []
     if file is not None:
         try:
             text, mode = file.read_text(encoding="utf-8"), file.stat().st_mode
@@ -166,9 +176,10 @@ def _sources(file: Path | None, environment: Mapping[str, str]) -> Iterator[tupl
             raise BadInput(f"the keys in {file} cannot be read ({error}); give a UTF-8 text file of keys") from error
         if mode & stat.S_IROTH:
             log.warning("every user of this machine can read the keys in %s; run: chmod 600 %s", file, file)
-        yield str(file), text
+        texts.append((str(file), text))
     if KEYS_VARIABLE in environment:
-        yield KEYS_VARIABLE, environment[KEYS_VARIABLE].replace(",", "\n")
+        texts.append((KEYS_VARIABLE, environment[KEYS_VARIABLE].replace(",", "\n")))
+    return texts
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:

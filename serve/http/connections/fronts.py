@@ -334,6 +334,7 @@ class Fronts:
     def _send(self, number: int) -> None:
         for front in self._fronts.values():
             os.kill(front.pid, number)
+            os.kill(front.pid, signal.SIGCONT)  # a stopped one would not hear it
 
     def _end_by(self, number: int) -> NoReturn:
         """Ends everything at once, by the second signal."""

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from types import FrameType
 
 from serve.errors import BadInput
 
@@ -43,35 +44,70 @@ def is_loopback(host: str) -> bool:
     return False
 
 
-@asynccontextmanager
-async def reloading_on_hangup(reload: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Within this context, SIGHUP calls `reload`, one call at a time. At the end a call under way is cancelled.
+class NotedHangup:
+    """A handler of SIGHUP that takes note of it. The default one would end the process."""
 
-    On systems without SIGHUP, and outside the main thread, it does nothing.
-    """
-    if not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
+    def __init__(self) -> None:
+        self.came = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Takes note."""
+        self.came = True
+
+
+@contextmanager
+def surviving_hangup() -> Iterator[None]:
+    """Within this context SIGHUP does not end this process. One that comes before `reloading_on_hangup` is heeded there."""
+    if not _hears_hangup():
         yield
         return
-    asked = asyncio.Event()
+    before = signal.signal(signal.SIGHUP, NotedHangup())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
-    async def when_asked() -> None:
+
+@asynccontextmanager
+async def reloading_on_hangup(*reloads: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Within this context, SIGHUP calls each of `reloads`, one call of each at a time. None waits for another.
+
+    At the end calls under way are cancelled. On systems without SIGHUP, and outside the main thread, it does nothing.
+    """
+    if not _hears_hangup():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    asked = [asyncio.Event() for _ in reloads]
+
+    async def when_asked(event: asyncio.Event, reload: Callable[[], Awaitable[None]]) -> None:
         while True:
-            await asked.wait()
-            asked.clear()
+            await event.wait()
+            event.clear()
             try:
                 await reload()
             except Exception:
                 log.exception("reloading failed; the server goes on as it was")
 
-    loop = asyncio.get_running_loop()
-    reloader = loop.create_task(when_asked())
-    loop.add_signal_handler(signal.SIGHUP, asked.set)
+    def ask(number: int, frame: FrameType | None) -> None:
+        for event in asked:
+            loop.call_soon_threadsafe(event.set)
+
+    reloaders = [loop.create_task(when_asked(*each)) for each in zip(asked, reloads, strict=True)]
+    before = signal.signal(signal.SIGHUP, ask)
+    if isinstance(before, NotedHangup) and before.came:
+        ask(signal.SIGHUP, None)
     try:
         yield
     finally:
-        loop.remove_signal_handler(signal.SIGHUP)
-        reloader.cancel()
-        await asyncio.wait([reloader])
+        signal.signal(signal.SIGHUP, before)
+        for reloader in reloaders:
+            reloader.cancel()
+        await asyncio.wait(reloaders)
+
+
+def _hears_hangup() -> bool:
+    return hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread()
 
 
 def openable_connections(connections: int) -> int:

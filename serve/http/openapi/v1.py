@@ -76,9 +76,20 @@ class EmbeddingsResponse(TypedDict):
     usage: Usage
 
 
+class OpenaiModel(TypedDict):
+    """A model as clients of OpenAI's list of models read it."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
 class ModelsResponse(TypedDict):
     """The models of this server. The first one for an endpoint answers its requests without `model`."""
 
+    object: Literal["list"]
+    data: list[OpenaiModel]
     models: list[ModelDescription]
 
 

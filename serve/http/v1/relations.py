@@ -1,5 +1,6 @@
 """Request bodies of `/v1/relations`: a text and two parts of it -> the text with markers, which a model of relations reads."""
 
+import codecs
 from typing import Annotated
 
 import msgspec
@@ -12,8 +13,8 @@ from serve.text.answers import OffsetUnit
 from serve.text.relation_items import Part, RelationItem, marked_text
 
 TopK = Annotated[int | None, Meta(description=TOP_K)]
-Unit = Annotated[OffsetUnit, Meta(description=OFFSETS)]
-Abstain = Annotated[bool, Meta(description=ABSTAIN)]
+Unit = Annotated[OffsetUnit | None, Meta(description=OFFSETS)]
+Abstain = Annotated[bool | None, Meta(description=ABSTAIN)]
 PartOfText = Annotated[
     Part, Meta(description='an object {"start": ..., "end": ...}: a part of the text, end exclusive')
 ]
@@ -51,6 +52,7 @@ class _Form(msgspec.Struct):
 
 def decode_relations(body: bytes) -> RelationRequest | RelationItemsRequest:
     """The body as one item or as a list of items; errors as in `serve.http.v1.requests.decode`."""
+    body = body.removeprefix(codecs.BOM_UTF8)
     try:
         several = msgspec.json.decode(body, type=_Form).items is not UNSET
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -72,5 +74,5 @@ def marked_texts(asked: RelationRequest | RelationItemsRequest, limits: Limits) 
     return [_marked(item, f"items[{index}].", asked.offsets) for index, item in enumerate(asked.items)]
 
 
-def _marked(item: RelationRequest | RelationItem, path: str, unit: OffsetUnit) -> str:
-    return marked_text(item.text, item.head, item.tail, path=path, unit=unit)
+def _marked(item: RelationRequest | RelationItem, path: str, unit: OffsetUnit | None) -> str:
+    return marked_text(item.text, item.head, item.tail, path=path, unit=unit or "codepoints")

@@ -1,8 +1,10 @@
 """Request bodies of the endpoints of `/v1` but `/v1/relations`: their fields, and the checks of bodies and limits."""
 
+import codecs
 import dataclasses
 import json
 import re
+from collections.abc import Iterator
 from typing import Annotated, TypeVar, get_type_hints
 
 import msgspec
@@ -21,6 +23,7 @@ OFFSETS = '"codepoints" (default), "utf16" (as in JavaScript) or "utf8" (bytes),
 PROMISE = "a promise of the model, as in /v1/models (default: none): no answer is given below its score"
 ABSTAIN = "true or false (default): true returns no label if the highest score is below the bundle's abstain_below"
 
+# A field that may be left out may also be null, which is the same.
 Text = Annotated[str | list[str], Meta(description="a string, or a list of strings")]
 ModelName = Annotated[
     str | None, Meta(description="a name or alias from /v1/models; default: the first model for this endpoint")
@@ -30,7 +33,7 @@ TextPair = Annotated[
     str | list[str] | None, Meta(description="the second text of each pair: a string, or a list as long as text")
 ]
 Truncate = Annotated[
-    bool,
+    bool | None,
     Meta(
         description="true or false (default): true cuts a text longer than the model instead of reading it in windows"
     ),
@@ -43,18 +46,19 @@ class EntitiesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     text: Text
     model: ModelName = None
     min_score: Annotated[
-        float, Meta(description="a number from 0 (default) to 1; entities with a lower score are left out")
+        float | None, Meta(description="a number from 0 (default) to 1; entities with a lower score are left out")
     ] = 0.0
-    offsets: Annotated[OffsetUnit, Meta(description=OFFSETS)] = "codepoints"
+    offsets: Annotated[OffsetUnit | None, Meta(description=OFFSETS)] = "codepoints"
     aggregation: Annotated[
-        Aggregation,
+        Aggregation | None,
         Meta(
             description='"first" (default: a word gets the tag of its first token), "average" or "max" (of all its tokens), or '
             '"strict" (as "first", without incomplete entities)'
         ),
     ] = "first"
     constrained: Annotated[
-        bool, Meta(description="true or false (default): true finds the likeliest tags that form a valid sequence")
+        bool | None,
+        Meta(description="true or false (default): true finds the likeliest tags that form a valid sequence"),
     ] = False
     truncate: Truncate = False
     promise: Promise = None
@@ -68,7 +72,7 @@ class ClassifyRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     text_pair: TextPair = None
     top_k: Annotated[int | None, Meta(description=TOP_K)] = None
     truncate: Truncate = False
-    abstain: Annotated[bool, Meta(description=ABSTAIN)] = False
+    abstain: Annotated[bool | None, Meta(description=ABSTAIN)] = False
     promise: Promise = None
 
 
@@ -91,9 +95,9 @@ class AnswerRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ]
     model: ModelName = None
     min_score: Annotated[
-        float, Meta(description="a number from 0 (default) to 1; an answer with a lower score is not given")
+        float | None, Meta(description="a number from 0 (default) to 1; an answer with a lower score is not given")
     ] = 0.0
-    offsets: Annotated[OffsetUnit, Meta(description=OFFSETS)] = "codepoints"
+    offsets: Annotated[OffsetUnit | None, Meta(description=OFFSETS)] = "codepoints"
 
 
 class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -102,7 +106,8 @@ class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     input: Text
     model: ModelName = None
     encoding_format: Annotated[
-        EncodingFormat, Meta(description='"float" (default: numbers) or "base64" (their float32 bytes, little-endian)')
+        EncodingFormat | None,
+        Meta(description='"float" (default: numbers) or "base64" (their float32 bytes, little-endian)'),
     ] = "float"
     dimensions: Annotated[
         int | None,
@@ -117,7 +122,20 @@ def options_of(kind: type[msgspec.Struct]) -> list[str]:
     return [field.name for field in dataclasses.fields(AnswerOptions) if field.name in kind.__struct_fields__]
 
 
+def answer_options(asked: msgspec.Struct) -> AnswerOptions:
+    """The options in a request; null is the default. BadInput for a value out of range."""
+    given = {name: getattr(asked, name) for name in options_of(type(asked))}
+    return AnswerOptions(**{name: value for name, value in given.items() if value is not None})
+
+
 Asked = TypeVar("Asked", bound=msgspec.Struct)
+Decoded = TypeVar("Decoded")
+
+# A string, up to the end if it has none, so that no part of the text is searched twice; or a number such as 5.0 or 5.0e+00.
+INTEGER_AS_FLOAT = re.compile(
+    rb'("(?:[^"\\]++|\\.)*+"?)|(?<![\d.eE+-])(-?\d++)(?:\.0++(?:[eE][+-]?0++)?|[eE][+-]?0++)(?![\d.])'
+)
+HALF_A_PAIR = re.compile("[\ud800-\udfff]")
 
 
 async def read_request(request: Request, kind: type[Asked], limits: Limits) -> Asked:
@@ -170,14 +188,25 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
 
 def decode(body: bytes, kind: type[Asked]) -> Asked:
     """`body` as `kind`. BadRequest if it is not JSON; BadInput, with the field, if a field is missing, unknown or wrong."""
+    body = body.removeprefix(codecs.BOM_UTF8)
     try:
-        return msgspec.json.decode(body, type=kind)
+        return decode_json(body, kind)
     except msgspec.ValidationError as error:
         raise _field_error(str(error), kind) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        if surrogate := _field_with_half_a_pair(body):
-            raise BadInput(f"{surrogate} has half a surrogate pair; send whole characters", field=surrogate) from error
+        if half := _half_a_pair(body):
+            raise half from error
         raise BadRequest(f'the body is not JSON ({error}); send an object such as {{"text": "..."}}') from error
+
+
+def decode_json(text: bytes, kind: type[Decoded]) -> Decoded:
+    """`text` as `kind`. A number such as 5.0 is an integer too, as JSON Schema has it. Errors as of `msgspec.json.decode`."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.ValidationError as error:
+        if not re.match("Expected `int.* got `float`", str(error)):
+            raise
+        return msgspec.json.decode(INTEGER_AS_FLOAT.sub(rb"\1\2", text), type=kind)
 
 
 def _field_error(message: str, kind: type[Asked]) -> BadInput:
@@ -186,7 +215,7 @@ def _field_error(message: str, kind: type[Asked]) -> BadInput:
     inside, of_object = re.search(r"`\$\.([^`]+)`$", message), re.search(r"field `([^`]*)`", message)
     if found := inside or of_object:
         field = f"{inside[1]}.{of_object[1]}" if inside and of_object else found[1]
-        name = re.split(r"[.\[]", field)[0]
+        name = re.split(r"[.\[]", field, maxsplit=1)[0]
         if name not in kind.__struct_fields__:
             return BadInput(
                 f"there is no field {field!r}; the fields are {', '.join(kind.__struct_fields__)}", field=field
@@ -204,25 +233,48 @@ def _need(kind: type[Asked], name: str) -> str:
     return str(annotation.__metadata__[0].description)
 
 
-def _field_with_half_a_pair(body: bytes) -> str | None:
-    """The field of otherwise valid JSON that has half a surrogate pair (`"\\ud83d"`); None if there is none."""
+def _half_a_pair(body: bytes) -> BadInput | None:
+    """The error, with the field, for otherwise valid JSON that has half a surrogate pair (`"\\ud83d"`); None if it has none."""
     try:
-        return _half_a_pair_in(json.loads(body), "")
+        # No number is converted: that takes time that grows with the square of its digits.
+        value = json.loads(body, parse_int=bool, parse_float=bool)
     except (ValueError, RecursionError):
         return None
-
-
-def _half_a_pair_in(value: object, path: str) -> str | None:
-    """The path of a string with half a surrogate pair in `value`, which is at `path`; None if there is none."""
-    if isinstance(value, str):
-        return path if path and any("\ud800" <= character <= "\udfff" for character in value) else None
-    if isinstance(value, dict):
-        inner = ((each, f"{path}.{name}" if path else name) for name, each in value.items())
-    elif isinstance(value, list):
-        inner = ((each, f"{path}[{index}]") for index, each in enumerate(value))
-    else:
+    steps = _steps_to_half_a_pair(value)
+    if steps is None:
         return None
-    return next((found for each, at in inner if (found := _half_a_pair_in(each, at))), None)
+    path = "".join(f".{step}" if isinstance(step, str) else f"[{step}]" for step in steps)
+    field = path.removeprefix(".") or None
+    return BadInput(f"{field or 'the body'} has half a surrogate pair; send whole characters", field=field)
+
+
+def _steps_to_half_a_pair(body: object) -> list[str | int] | None:
+    """The names and indices that lead to the first string of `body` with half a surrogate pair; None if it has none.
+
+    If it is a name, they lead to its object. The work for each value is the same however deep it is and however long the
+    names around it are: no value gets its path, and no function calls itself.
+    """
+    steps: list[str | int] = []
+    left = [_entries(body)]  # at each depth
+    while left:
+        for step, value in left[-1]:
+            if isinstance(step, str) and HALF_A_PAIR.search(step):
+                return steps
+            if isinstance(value, str) and HALF_A_PAIR.search(value):
+                return [*steps, step]
+            if isinstance(value, dict | list):
+                steps.append(step)
+                left.append(_entries(value))
+                break
+        else:
+            left.pop()
+            del steps[-1:]
+    return None
+
+
+def _entries(value: object) -> Iterator[tuple[str | int, object]]:
+    """What is directly in `value`, each with its name or index."""
+    return iter(value.items()) if isinstance(value, dict) else enumerate(value if isinstance(value, list) else [])
 
 
 def check_limits(texts: list[str], field: str, limits: Limits) -> None:

@@ -26,10 +26,11 @@ from serve.http.v1.requests import (
     EntitiesRequest,
     ScoreRequest,
     check_limits,
+    decode_json,
     options_of,
     read_body,
 )
-from serve.http.v2.tensors import Datatype, InferRequest, OutputTensor, Tensor, read_tensors, written
+from serve.http.v2.tensors import IGNORED, Datatype, InferRequest, OutputTensor, Tensor, read_tensors, written
 from serve.model.work_items import Logits, TextWork, TokenWork, Work
 from serve.settings import Limits
 from serve.text.answers import AnswerOptions, LabelScore
@@ -212,7 +213,9 @@ def option_names(manifest: Manifest) -> list[str]:
 
 def parameters_of(asked: InferRequest, manifest: Manifest) -> tuple[bool, AnswerOptions]:
     """Whether outputs are wanted as bytes, and the options of answers. BadInput for an unknown parameter or a wrong value."""
-    given = dict(asked.parameters)
+    given = {
+        name: value for name, value in (asked.parameters or {}).items() if value is not None and name not in IGNORED
+    }
     as_bytes = given.pop("binary_data_output", False)
     if not isinstance(as_bytes, bool):
         raise BadInput("parameters.binary_data_output: give true or false", field="parameters.binary_data_output")
@@ -223,7 +226,7 @@ def parameters_of(asked: InferRequest, manifest: Manifest) -> tuple[bool, Answer
             field=f"parameters.{unknown[0]}",
         )
     try:
-        return as_bytes, msgspec.convert(given, AnswerOptions)
+        return as_bytes, decode_json(msgspec.json.encode(given), AnswerOptions)
     except msgspec.ValidationError as error:
         raise BadInput(f"parameters: {error}", field="parameters") from error
 
@@ -318,7 +321,7 @@ def wanted_outputs(asked: InferRequest, names: list[str], all_as_bytes: bool) ->
             )
         if each.name in wanted:
             raise BadInput(f"outputs[{index}] is a second {each.name!r}; ask for each once", field=field)
-        own = each.parameters.binary_data
+        own = each.parameters.binary_data if each.parameters else None
         wanted[each.name] = all_as_bytes if own is None else own
     return wanted
 

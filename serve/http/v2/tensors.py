@@ -10,23 +10,32 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 import numpy as np
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 from serve.errors import BadInput, BadRequest
-from serve.http.v1.requests import decode
+from serve.http.v1.requests import decode, decode_json
 
 Datatype = Literal["BYTES", "INT64", "FP32"]
 
+NULL = msgspec.Raw(b"null")
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 BYTES_LENGTH = struct.Struct("<I")  # before each element of a binary BYTES tensor: its length in bytes
 
 
-class InputParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Parameters of one input. `content_type` is sent by MLServer's clients, and is ignored."""
+# Parameters that MLServer's clients send with requests, inputs and outputs. They are ignored.
+IGNORED = ("content_type", "headers")
+
+
+class _Ignored(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    content_type: str | None = None
+    headers: dict[str, object] | None = None
+
+
+class InputParameters(_Ignored, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Parameters of one input."""
 
     binary_data_size: int | None = None
-    content_type: str | None = None
 
 
 class InputTensor(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -35,11 +44,11 @@ class InputTensor(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     name: str
     shape: list[int]
     datatype: str
-    parameters: InputParameters = InputParameters()
-    data: msgspec.Raw | UnsetType = UNSET
+    parameters: InputParameters | None = None
+    data: msgspec.Raw = NULL
 
 
-class OutputParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class OutputParameters(_Ignored, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Parameters of one requested output."""
 
     binary_data: bool | None = None
@@ -49,7 +58,7 @@ class RequestedOutput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """One requested output."""
 
     name: str
-    parameters: OutputParameters = OutputParameters()
+    parameters: OutputParameters | None = None
 
 
 class InferRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -59,8 +68,10 @@ class InferRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         list[InputTensor], Meta(description='a list of tensors, each with "name", "shape", "datatype" and "data"')
     ]
     id: Annotated[str | None, Meta(description="a string, which the answer repeats")] = None
-    parameters: Annotated[dict[str, object], Meta(description="an object of options")] = {}
-    outputs: Annotated[list[RequestedOutput], Meta(description='a list of {"name"}; default: all outputs')] = []
+    parameters: Annotated[dict[str, object] | None, Meta(description="an object of options")] = None
+    outputs: Annotated[list[RequestedOutput] | None, Meta(description='a list of {"name"}; default: all outputs')] = (
+        None
+    )
 
 
 class Tensor(NamedTuple):
@@ -101,8 +112,8 @@ def read_tensors(
                 f"{field} ({each.name}) has the datatype {each.datatype!r}; it must be {kinds[each.name]}",
                 field=f"{field}.datatype",
             )
-        size = each.parameters.binary_data_size
-        if (size is None) == (each.data is UNSET):
+        size = each.parameters.binary_data_size if each.parameters else None
+        if (size is None) == (bytes(each.data) == b"null"):
             raise BadInput(
                 f"{field} ({each.name}) must have its values either in data or, with binary_data_size, after the JSON",
                 field=f"{field}.data",
@@ -154,9 +165,8 @@ def _in_json(tensor: InputTensor, field: str) -> Tensor:
     """The values of a tensor in JSON: a flat list, or a list of rows that match its shape."""
     count = _elements(tensor, field)
     scalar, called = (str, "strings") if tensor.datatype == "BYTES" else (Int64, "INT64")
-    assert isinstance(tensor.data, msgspec.Raw)
     try:
-        data = msgspec.json.decode(tensor.data, type=list[scalar | list[scalar]])  # type: ignore[valid-type]
+        data = decode_json(bytes(tensor.data), list[scalar | list[scalar]])  # type: ignore[valid-type]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadInput(
             f"{field} ({tensor.name}): data must be a list of {called}, or a list of such lists ({error})",

@@ -90,6 +90,26 @@ def test_a_full_queue_answers_429_and_says_when_to_come_again(entities_bundle: P
     asking(app, scenario)
 
 
+def test_a_text_beside_a_long_one_that_holds_the_only_process_is_told_when_to_come_again(entities_bundle: Path) -> None:
+    app = create_app([entities_bundle], processes=1)
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        with stopped():
+            long = asyncio.create_task(client.post("/v1/entities", json={"text": "rome " * 19_800}))
+            async with asyncio.timeout(PATIENCE_S):
+                while not app.state.service.models["cities"].batcher.full_s:
+                    await asyncio.sleep(0.01)
+            for text in ("oslo", "rome " * 19_800):
+                refused = await client.post("/v1/entities", json={"text": text})
+                assert refused.status_code == 429
+                assert "busy with long texts" in refused.json()["error"]["message"]
+                assert int(refused.headers["retry-after"]) >= 1
+        assert (await long).status_code == 200
+        assert (await client.post("/v1/entities", json={"text": "oslo"})).status_code == 200
+
+    asking(app, scenario)
+
+
 def test_an_answer_that_takes_too_long_is_504_and_what_was_not_begun_is_dropped(entities_bundle: Path) -> None:
     app = create_app([entities_bundle], processes=1, limits=Limits(answer_s=3.0))
 

@@ -63,6 +63,31 @@ def test_a_server_serves_what_is_at_its_url_and_after_sighup_what_is_there_then(
     assert {before, after} < set(cached)
 
 
+def test_a_withdrawn_key_is_refused_at_once_while_a_bundle_is_still_being_fetched(
+    store: BundleStore, tmp_path: Path, manifest_writer: Callable[..., None]
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("alice:0123456789abcdef\n")
+    with serving(store.url("ner"), "--keys", keys, "--log-format", "json") as server:
+
+        def status(key: str) -> int:
+            headers = {"Authorization": f"Bearer {key}"}
+            return httpx.get(f"{server.url}/v1/models", headers=headers, timeout=PATIENCE_S).status_code
+
+        manifest_writer(store.root / "ner", name="cities", max_length=31)
+        store.spoiled = {"manifest.json": [HELD]}
+        server.process.send_signal(signal.SIGHUP)
+        assert store.holding.wait(PATIENCE_S)
+        assert status("0123456789abcdef") == 200
+        keys.write_text("bob:fedcba9876543210\n")
+        server.process.send_signal(signal.SIGHUP)
+        until(lambda: status("fedcba9876543210") == 200)
+        assert status("0123456789abcdef") == 401
+        assert not any("is now" in line for line in server.log())  # the bundle is still on its way
+        store.held.set()
+        until(lambda: any("is now" in line for line in server.log()))
+
+
 def test_a_server_starts_again_without_a_network(store: BundleStore, entities_bundle: Path) -> None:
     shutil.copytree(entities_bundle, store.root / "us" / "ner" / "resolve" / "main")
     environment = {"HF_ENDPOINT": store.url("").rstrip("/"), "HF_HUB_OFFLINE": "0"}

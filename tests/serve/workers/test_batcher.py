@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import heapq
 from collections.abc import Awaitable, Callable, Coroutine
 from types import SimpleNamespace
@@ -828,3 +829,92 @@ def test_where_nobody_waits_batches_are_of_one_size() -> None:
         return [sum(batch) for batch in computer.batches]
 
     assert run(scenario) == [1000] * 6
+
+
+async def at_5000_tokens_a_second(items: list[int], done: Done[int]) -> None:
+    await asyncio.sleep(sum(items) / 5000)
+    for place, item in enumerate(items):
+        done(place, item)
+
+
+@pytest.mark.parametrize("measured", [True, False], ids=["at-a-known-speed", "in-a-fresh-server"])
+def test_a_short_text_is_refused_while_a_long_one_holds_every_slot_and_taken_towards_its_end(measured: bool) -> None:
+    async def scenario() -> None:
+        batcher = Batcher[int, int](max_queue_s=0.5)
+        for _ in range(2):
+            batcher.add_slot(at_5000_tokens_a_second)
+        if measured:
+            await asyncio.gather(*(batcher.results([500], [500]) for _ in range(2)))
+        first = ask(batcher, 50_000)  # 10 s
+        await turns()
+        assert await batcher.results([10], [10]) == [10]  # by the other slot
+        second = ask(batcher, 50_000)
+        await asyncio.sleep(3)
+        for tokens in (10, 50_000):
+            with pytest.raises(Overloaded, match="busy with long texts") as refused:
+                await batcher.results([tokens], [tokens])
+        assert batcher.full_s > 0
+        if measured:
+            assert 6 < refused.value.retry_after_s < 7
+            await asyncio.sleep(6.5)
+            assert batcher.full_s == 0
+            began_s = asyncio.get_running_loop().time()
+            assert await batcher.results([10], [10]) == [10]
+            assert asyncio.get_running_loop().time() - began_s < 0.6
+        assert (await first, await second) == ([50_000], [50_000])
+        assert await batcher.results([10], [10]) == [10]
+        await batcher.close()
+
+    run(scenario)
+
+
+def test_whoever_comes_while_one_batch_of_a_slow_model_is_computed_waits_for_it() -> None:
+    async def scenario() -> None:
+        batcher = Batcher[int, int](max_queue_s=0.05)  # half of what a batch takes
+        batcher.add_slot(at_5000_tokens_a_second)
+        await batcher.results([500], [500])
+        under_way = ask(batcher, 500)
+        await turns()
+        assert await batcher.results([10], [10]) == [10]
+        await under_way
+        await batcher.close()
+
+    run(scenario)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    arrivals=st.lists(
+        st.tuples(st.sampled_from([0.0, 0.01, 0.1, 1.0]), st.sampled_from([5, 50, 250, 3000, 20_000])),
+        min_size=5,
+        max_size=40,
+    ),
+    slots=st.integers(1, 3),
+)
+def test_no_short_text_that_is_taken_waits_far_longer_than_the_queue_may_take(
+    arrivals: list[tuple[float, int]], slots: int
+) -> None:
+    async def scenario() -> None:
+        batcher = Batcher[int, int](max_queue_s=0.5)
+        for _ in range(slots):
+            batcher.add_slot(at_5000_tokens_a_second)
+        await asyncio.gather(*(batcher.results([500], [500]) for _ in range(slots)))
+        waits_s: list[float] = []
+
+        async def ask_once(tokens: int) -> None:
+            began_s = asyncio.get_running_loop().time()
+            with contextlib.suppress(Overloaded):
+                await batcher.results([tokens], [tokens])
+                if tokens <= 250:
+                    waits_s.append(asyncio.get_running_loop().time() - began_s)
+
+        asked = []
+        for pause_s, tokens in arrivals:
+            await asyncio.sleep(pause_s)
+            asked.append(asyncio.create_task(ask_once(tokens)))
+        await asyncio.gather(*asked)
+        await batcher.close()
+        # Beyond the half second: the batch that it waits for, and the one that it is in.
+        assert max(waits_s, default=0.0) < 0.5 + 3 * 512 / 5000, waits_s
+
+    run(scenario)

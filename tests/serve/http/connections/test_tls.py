@@ -166,6 +166,34 @@ def test_a_renewed_certificate_is_used_after_sighup_whatever_became_of_the_keys(
         until(lambda: "'next'" in shown())
 
 
+def test_a_certificate_is_renewed_while_the_file_of_keys_hangs_and_requests_are_answered(
+    entities_bundle: Path, folder: Path, trusting: ssl.SSLContext, tmp_path: Path
+) -> None:
+    for kind in ("pem", "key"):
+        shutil.copy(folder / f"server.{kind}", tmp_path / f"now.{kind}")
+    keys = tmp_path / "keys"
+    keys.write_text("alice:0123456789abcdef\n")
+    files = ["--tls-cert", tmp_path / "now.pem", "--tls-key", tmp_path / "now.key", "--keys", keys]
+    with serving(entities_bundle, *files, said="https://", ready=False) as server:
+        until(lambda: asked(server.url, trusting, "/readyz") == 200)
+        keys.unlink()
+        os.mkfifo(keys)  # nobody writes to it
+        for kind in ("pem", "key"):
+            shutil.copy(folder / f"next.{kind}", tmp_path / f"now.{kind}")
+        os.kill(server.process.pid, signal.SIGHUP)
+
+        def shown() -> str:
+            with (
+                socket.create_connection(server.address, timeout=PATIENCE_S) as connection,
+                trusting.wrap_socket(connection, server_hostname="127.0.0.1") as secured,
+            ):
+                return str(secured.getpeercert())
+
+        until(lambda: "'next'" in shown())
+        assert asked(server.url, trusting, "/readyz") == 200
+        until(lambda: "keys stay as they were: it took longer than 10 s" in " ".join(server.log()))
+
+
 def test_files_that_do_not_fit_after_sighup_change_nothing(
     entities_bundle: Path, folder: Path, trusting: ssl.SSLContext, tmp_path: Path
 ) -> None:
