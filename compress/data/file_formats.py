@@ -1,7 +1,6 @@
 """Reads the rows of a file by its suffix: JSON lines, a JSON array, CSV, TSV, parquet, CoNLL columns."""
 
 import codecs
-import csv
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -14,10 +13,10 @@ from compress.data.columns import Columns
 from compress.data.examples import Task
 from compress.data.fields import MOST_CHARACTERS
 from compress.data.row_faults import Fault, UnreadableFrom, note
+from compress.data.tables import SEPARATORS, TableRow, table_rows
 from serve.errors import BadInput
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".conll")
-SEPARATORS = {".csv": ",;\t", ".tsv": "\t;,"}  # the usual one first
 MOST_LINE_BYTES = 8 * MOST_CHARACTERS  # a character of JSON may take six bytes: \u00e9
 MOST_ARRAY_BYTES = 2**30  # 1 GiB; a JSON array is held whole, as it cannot be read line by line
 TOO_LONG = f"is longer than {MOST_CHARACTERS:,} characters, the most that are allowed; split it"
@@ -192,73 +191,47 @@ def _table_rows(path: Path, columns: Columns, task: Task | None, faults: list[Fa
         return
     for _ in lines_in(path):  # raises where the file is not UTF-8
         pass
-    csv.field_size_limit(MOST_CHARACTERS)  # applies to the process: the module has no other setting
-    end = 0
-    try:
-        separator, header = _header(path, columns, task)
-        if not header:
-            return
-        if lacking := columns.fault(header, task):
-            faults.append(Fault(str(path), None, lacking))
-            return
-        fewest = 1 + max(header.index(getattr(columns, name)) for name in columns.needed(header, task))
-        cells: list[str] = []
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            table = csv.reader(file, delimiter=separator)
-            _first_row(table)
-            end = table.line_num
-            for cells in table:
-                line, end = end + 1, table.line_num
-                if fewest <= len(cells) <= len(header):
-                    yield line, dict(zip(header, cells, strict=False))
-                elif cells:  # blank lines are skipped
-                    note(faults, Fault(str(path), line, _wrong_width(cells, header)))
-        if cells and "\n" in cells[-1] and _left_open(path, separator, line):
-            if faults and faults[-1].line == line:
-                faults.pop()  # a wrong number of fields, caused by the quote
-            reason = "has a quote that is not closed before the end of the file; close it, or double it if it is part of the text"
-            faults.append(Fault(str(path), line, reason))
-    except csv.Error as error:
-        reason = f"cannot be read as a table from here on ({error})"
-        if "field limit" in str(error):
-            reason = f"has a cell of more than {MOST_CHARACTERS:,} characters, so reading stops ({error}); check for an unclosed quote"
-        faults.append(Fault(str(path), end + 1, reason))
+    separator, header, fault = _header(path, columns, task)
+    if lacking := fault or (columns.fault(header, task) if header else None):
+        faults.append(Fault(str(path), 1 if fault else None, lacking))
+    if lacking or not header:
+        return
+    fewest = 1 + max(header.index(getattr(columns, name)) for name in columns.needed(header, task))
+    end, first = 0, True
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        for row in table_rows(file, separator):
+            line, end = end + 1, end + row.lines
+            if row.fault:
+                note(faults, Fault(str(path), line, row.fault))
+            elif not row.cells or first:  # blank lines are skipped
+                first = first and not row.cells
+            elif fewest <= len(row.cells) <= len(header):
+                yield line, dict(zip(header, row.cells, strict=False))
+            else:
+                note(faults, Fault(str(path), line, _wrong_width(row.cells, header)))
 
 
-def _header(path: Path, columns: Columns, task: Task | None) -> tuple[str, list[str]]:
+def _header(path: Path, columns: Columns, task: Task | None) -> tuple[str, list[str], str | None]:
     """The separator and the column names: by the first usual separator that gives all needed columns.
 
-    If none does, by the one that gives the most columns. A blank file has no names.
+    If none does, by the one that gives the most columns. A blank file has no names, and neither has a header that cannot be read: then
+    the third is its fault.
     """
-    found: list[tuple[str, list[str]]] = []
+    found: list[tuple[str, list[str], str | None]] = []
     for separator in SEPARATORS[path.suffix]:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            names = [name.strip() for name in _first_row(csv.reader(file, delimiter=separator))]
-        if not columns.missing(names, task):
-            return separator, names
-        found.append((separator, names))
+            row = next((row for row in table_rows(file, separator) if row.cells or row.fault), TableRow([], 0))
+        names = [name.strip() for name in row.cells]
+        if names and not columns.missing(names, task):
+            return separator, names, None
+        found.append((separator, names, row.fault))
     return max(found, key=lambda each: len(each[1]))
-
-
-def _first_row(table: Iterator[list[str]]) -> list[str]:
-    return next((cells for cells in table if cells), [])
 
 
 def _wrong_width(cells: Sequence[str], header: Sequence[str]) -> str:
     fields = "1 field" if len(cells) == 1 else f"{len(cells)} fields"
     quote = "; quote texts that hold the separator" if len(cells) > len(header) else ""
     return f"has {fields}, but the header has {len(header)}{quote}"
-
-
-def _left_open(path: Path, separator: str, line: int) -> bool:
-    """Whether the last row, which begins on `line`, has a quote that is not closed."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        try:
-            for _ in csv.reader(islice(file, line - 1, None), delimiter=separator, strict=True):
-                pass
-        except csv.Error as error:
-            return "end of data" in str(error)
-    return False
 
 
 def looks_like_columns(path: Path) -> bool:

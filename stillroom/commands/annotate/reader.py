@@ -1,7 +1,6 @@
 """Reads rows of text from a file of any size, one at a time, for `annotate`. A row that cannot be read carries its fault."""
 
 import contextlib
-import csv
 import gzip
 import hashlib
 import io
@@ -14,8 +13,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from compress.data.fields import MOST_CHARACTERS
-from compress.data.file_formats import SEPARATORS
+from compress.data.tables import SEPARATORS, TableRow, table_rows
 from serve.errors import BadInput
 from stillroom.commands.annotate import rows
 from stillroom.commands.annotate.rows import Columns, InputRow, faulty, json_row_reader, table_row, text_row, too_long
@@ -204,17 +202,14 @@ class InputFile:
         )
 
     def _table_rows(self, lines: _Lines) -> Iterator[InputRow]:
-        csv.field_size_limit(MOST_CHARACTERS)
         read: list[bytes] = []  # the lines of the row that is being read
         decoded = _decoded(lines, self.name, read)
-        try:
-            first = next((line for line in decoded if line.strip()), "")
-            table = csv.reader(itertools.chain([first] if first else [], decoded), delimiter=self._separator(first))
-            header = [name.strip() for name in next(table, [])]
-        except csv.Error as error:
-            raise BadInput(
-                f"the header of {self.name} is not {self.format.upper()} ({error}); is a quote left open?"
-            ) from error
+        first = next((line for line in decoded if line.strip()), "")
+        table = table_rows(itertools.chain([first] if first else [], decoded), self._separator(first))
+        top = next(table, TableRow([], 0))
+        if top.fault:
+            raise BadInput(f"the header of {self.name} {top.fault}")
+        header = [name.strip() for name in top.cells]
         self._check_header([name.encode("utf-8", "replace").decode() for name in header])
         if self._start.byte:
             lines.go_to(self._start)
@@ -223,7 +218,7 @@ class InputFile:
     def _separator(self, first: str) -> str:
         """The first of the usual separators that gives all needed columns in the line `first`, else that of the most columns."""
         names = {
-            each: [name.strip() for name in next(csv.reader([first], delimiter=each), [])]
+            each: [name.strip() for name in next(table_rows([first], each), TableRow([], 0)).cells]
             for each in SEPARATORS[f".{self.format}"]
         }
         needed = set(self.columns.needed())
@@ -232,22 +227,19 @@ class InputFile:
             max(names, key=lambda each: len(names[each])),
         )
 
-    def _rows_under(self, header: list[str], table: Any, read: list[bytes], lines: _Lines) -> Iterator[InputRow]:
+    def _rows_under(
+        self, header: list[str], table: Iterator[TableRow], read: list[bytes], lines: _Lines
+    ) -> Iterator[InputRow]:
         while True:
             line = lines.number + 1
             read.clear()
-            try:
-                cells = next(table)
-            except StopIteration:
+            row = next(table, None)
+            if row is None:
                 return
-            except csv.Error as error:
-                fault = f"cannot be read as a row of a table ({error})"
-                if "field limit" in str(error):
-                    fault = f"has a cell of more than {MOST_CHARACTERS:,} characters, which is the limit; is a quote left open?"
-                yield faulty(line, fault, b"".join(read))
-                continue
-            if cells:
-                yield table_row(line, header, cells, self.columns, b"".join(read))
+            if row.fault:
+                yield faulty(line, row.fault, b"".join(read))
+            elif row.cells:
+                yield table_row(line, header, row.cells, self.columns, b"".join(read))
 
     def _array_rows(self, stream: BinaryIO) -> Iterator[InputRow]:
         held = stream.read(MOST_ARRAY_BYTES + 1)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from compress.data import tables
 from serve.errors import BadInput
 from serve.model.pipeline import Pipeline
 from serve.text.answers import AnswerOptions
@@ -276,7 +277,7 @@ def test_a_row_has_a_limit_in_every_format(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_text_has_a_limit_in_every_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "MOST_CHARACTERS", 20)
-    monkeypatch.setattr(reader, "MOST_CHARACTERS", 20)
+    monkeypatch.setattr(tables, "MOST_CHARACTERS", 20)
     text = "ä" * 21
     (tmp_path / "in.jsonl").write_text(json.dumps({"text": text}) + '\n{"text": "b"}\n')
     (tmp_path / "in.txt").write_text(f"{text}\nb\n")
