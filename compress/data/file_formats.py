@@ -1,12 +1,17 @@
 """Reads the rows of a file by its suffix: JSON lines, a JSON array, CSV, TSV, parquet, CoNLL columns."""
 
 import codecs
+import gzip
+import io
 import json
 import re
+import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from compress.data.class_names import class_names, with_class_names
 from compress.data.columns import Columns
@@ -21,6 +26,39 @@ MOST_LINE_BYTES = 8 * MOST_CHARACTERS  # a character of JSON may take six bytes:
 MOST_ARRAY_BYTES = 2**30  # 1 GiB; a JSON array is held whole, as it cannot be read line by line
 TOO_LONG = f"is longer than {MOST_CHARACTERS:,} characters, the most that are allowed; split it"
 BLANK = re.compile(r"[ \t\r\n]*")
+SAME = {".ndjson": ".jsonl", ".jsonlines": ".jsonl"}
+
+
+def suffix_of(path: Path) -> str:
+    """The suffix that names the format of a file, one of `SUFFIXES` if it is known: in small letters, and before `.gz`."""
+    suffix = Path(path.stem if _is_packed(path) else path.name).suffix.lower()
+    return SAME.get(suffix, suffix)
+
+
+def _is_packed(path: Path) -> bool:
+    return path.suffix.lower() == ".gz"
+
+
+@contextmanager
+def _opened(path: Path) -> "Iterator[io.BufferedReader[Any]]":
+    """The bytes of a file, unpacked if it ends in `.gz`. UnreadableFrom where these are damaged."""
+    try:
+        with path.open("rb") as file:
+            if _is_packed(path):
+                with gzip.GzipFile(fileobj=file) as packed, io.BufferedReader(packed) as unpacked:
+                    yield unpacked
+            else:
+                yield file
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UnreadableFrom([Fault(str(path), None, f"is damaged or incomplete: {error}")]) from None
+
+
+def encoding_fault(beginning: bytes) -> str | None:
+    """Why a file with these first bytes is no UTF-8, if they show that it is UTF-16; None otherwise."""
+    marks = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    if beginning.startswith(marks) or (len(beginning) > 1 and (beginning[0] == 0) is not (beginning[1] == 0)):
+        return "is UTF-16 text; save the file as UTF-8, such as by `iconv -f UTF-16 -t UTF-8`"
+    return None
 
 
 def rows_in(
@@ -71,7 +109,7 @@ def _json_rows(path: Path, faults: list[Fault], *, arrays: bool) -> Iterator[tup
 
 def squad_rows(path: Path, columns: Columns, faults: list[Fault]) -> Iterator[tuple[int, object]] | None:
     """The questions of a file as SQuAD and MLQA publish them, each with its number; None if the file is not one object with `data`."""
-    if path.stat().st_size > MOST_ARRAY_BYTES:
+    if _is_larger(path, MOST_ARRAY_BYTES):
         return None
     try:
         found = json.loads("\n".join(lines_in(path, MOST_ARRAY_BYTES + 1)))
@@ -101,7 +139,7 @@ def squad_rows(path: Path, columns: Columns, faults: list[Fault]) -> Iterator[tu
 
 def _array_rows(path: Path, faults: list[Fault]) -> Iterator[tuple[int, object]]:
     """The values of the file's array, each with the line on which it begins. The whole text is held in memory."""
-    if path.stat().st_size > MOST_ARRAY_BYTES:
+    if _is_larger(path, MOST_ARRAY_BYTES):
         reason = (
             f"is an array of over {MOST_ARRAY_BYTES:,} bytes, the most that are held; give JSON lines, which may have any size: "
             f"jq -c '.[]' {path.name} > {path.with_suffix('.jsonl').name}"
@@ -132,13 +170,21 @@ def _array_rows(path: Path, faults: list[Fault]) -> Iterator[tuple[int, object]]
 
 def _begins_with(path: Path) -> bytes:
     """The first byte of the file that is not a blank or part of a byte order mark."""
-    with path.open("rb") as file:
+    with _opened(path) as file:
         if file.peek(3).startswith(codecs.BOM_UTF8):
             file.seek(3)
         for piece in iter(partial(file.read, 1 << 16), b""):
             if there := piece.strip(b" \t\r\n"):
                 return there[:1]
     return b""
+
+
+def _is_larger(path: Path, most: int) -> bool:
+    """Whether the file has more than `most` bytes once it is unpacked."""
+    if not _is_packed(path):
+        return path.stat().st_size > most
+    with _opened(path) as file:
+        return file.seek(most + 1) > most
 
 
 def _past_blank(text: str, at: int) -> int:
@@ -155,6 +201,8 @@ def _why(error: Exception) -> str:
 def _parquet_rows(path: Path, columns: Columns, task: Task | None, faults: list[Fault]) -> Iterator[tuple[int, object]]:
     from pyarrow import parquet
 
+    if _is_packed(path):
+        raise BadInput(f"{path} is parquet, which is read from its end and not unpacked. Give it without gzip.")
     try:
         with parquet.ParquetFile(path) as file:
             schema = file.schema_arrow
@@ -198,8 +246,8 @@ def _table_rows(path: Path, columns: Columns, task: Task | None, faults: list[Fa
         return
     fewest = 1 + max(header.index(getattr(columns, name)) for name in columns.needed(header, task))
     end, first = 0, True
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        for row in table_rows(file, separator):
+    with _opened_text(path) as lines:
+        for row in table_rows(lines, separator):
             line, end = end + 1, end + row.lines
             if row.fault:
                 note(faults, Fault(str(path), line, row.fault))
@@ -218,14 +266,21 @@ def _header(path: Path, columns: Columns, task: Task | None) -> tuple[str, list[
     the third is its fault.
     """
     found: list[tuple[str, list[str], str | None]] = []
-    for separator in SEPARATORS[path.suffix]:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            row = next((row for row in table_rows(file, separator) if row.cells or row.fault), TableRow([], 0))
+    for separator in SEPARATORS[suffix_of(path)]:
+        with _opened_text(path) as lines:
+            row = next((row for row in table_rows(lines, separator) if row.cells or row.fault), TableRow([], 0))
         names = [name.strip() for name in row.cells]
         if names and not columns.missing(names, task):
             return separator, names, None
         found.append((separator, names, row.fault))
     return max(found, key=lambda each: len(each[1]))
+
+
+@contextmanager
+def _opened_text(path: Path) -> Iterator[Iterator[str]]:
+    """The lines of a UTF-8 file, with their line ends as they are."""
+    with _opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+        yield text
 
 
 def _wrong_width(cells: Sequence[str], header: Sequence[str]) -> str:
@@ -262,15 +317,18 @@ def _conll_rows(path: Path, columns: Columns, faults: list[Fault]) -> Iterator[t
 
 
 def lines_in(path: Path, most: int | None = None) -> Iterator[str]:
-    """The lines of a UTF-8 file without their line feeds; other line ends are kept.
+    """The lines of a UTF-8 file, unpacked if it ends in `.gz`, without their line feeds; other line ends are kept.
 
     Lines must be shorter than `most` bytes, by default `MOST_LINE_BYTES`.
 
     Raises:
         UnreadableFrom: at the first line that is not UTF-8 or too long.
     """
-    with path.open("rb") as file:
-        if file.peek(3).startswith(codecs.BOM_UTF8):
+    with _opened(path) as file:
+        beginning = file.peek(3)
+        if fault := encoding_fault(beginning):
+            raise UnreadableFrom([Fault(str(path), None, fault)])
+        if beginning.startswith(codecs.BOM_UTF8):
             file.seek(3)
         most = most or MOST_LINE_BYTES
         for number, line in enumerate(iter(partial(file.readline, most), b""), 1):

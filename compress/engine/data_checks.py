@@ -79,7 +79,7 @@ def labels_for(opened: Opened, splits: Splits, task: Task, *, new_head: bool) ->
 
 def warnings_of(splits: Splits, tokenizer: Tokenizer, task: Task, max_length: int) -> list[str]:
     """Warnings that do not stop a run, one sentence each."""
-    found: list[str] = []
+    found = [*splits.notes]
     if splits.answered:
         texts = counted(len(splits.train), "text of --teacher-labels is", "texts of --teacher-labels are")
         found.append(f"There is no train file: {texts} read as train, with their answers as labels.")

@@ -13,10 +13,20 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
+from compress.data.file_formats import encoding_fault, suffix_of
 from compress.data.tables import SEPARATORS, TableRow, table_rows
 from serve.errors import BadInput
 from stillroom.commands.annotate import rows
-from stillroom.commands.annotate.rows import Columns, InputRow, faulty, json_row_reader, table_row, text_row, too_long
+from stillroom.commands.annotate.rows import (
+    Columns,
+    InputRow,
+    decoded,
+    faulty,
+    json_row_reader,
+    table_row,
+    text_row,
+    too_long,
+)
 
 FORMATS = ("jsonl", "json", "csv", "tsv", "txt", "parquet")
 # Formats that hold no objects, such as the head of a relation.
@@ -162,10 +172,12 @@ class InputFile:
         if self.format == "parquet":
             return self._parquet_rows()
         stream: Any = self._raw
-        if self.path.suffix == ".gz":
+        if self.path.suffix.lower() == ".gz":
             stream = self._open.enter_context(io.BufferedReader(gzip.GzipFile(fileobj=stream), BUFFER_BYTES))
         elif self._opened:
             stream = io.BufferedReader(stream, BUFFER_BYTES)
+        if fault := encoding_fault(stream.peek(2)):
+            raise BadInput(f"{self.name} {fault}")
         if self.format == "json" and stream.peek(1).removeprefix(BOM).lstrip().startswith(b"["):
             return self._array_rows(stream)
         lines = self._lines = _Lines(stream)
@@ -203,9 +215,11 @@ class InputFile:
 
     def _table_rows(self, lines: _Lines) -> Iterator[InputRow]:
         read: list[bytes] = []  # the lines of the row that is being read
-        decoded = _decoded(lines, self.name, read)
-        first = next((line for line in decoded if line.strip()), "")
-        table = table_rows(itertools.chain([first] if first else [], decoded), self._separator(first))
+        texts = _as_text(lines, self.name, read)
+        first = next((line for line in texts if line.strip()), "")
+        if not first:
+            return iter(())
+        table = table_rows(itertools.chain([first], texts), self._separator(first))
         top = next(table, TableRow([], 0))
         if top.fault:
             raise BadInput(f"the header of {self.name} {top.fault}")
@@ -249,7 +263,7 @@ class InputFile:
                 f"jq -c '.[]' {self.path.name} > {self.path.with_suffix('.jsonl').name}"
             )
         try:
-            elements = msgspec.json.decode(held.removeprefix(BOM), type=list[msgspec.Raw])
+            elements, _ = decoded(msgspec.json.Decoder(list[msgspec.Raw]).decode, held.removeprefix(BOM))
         except (ValueError, RecursionError) as error:
             raise BadInput(f"{self.name} is neither a JSON array of objects nor JSON lines ({error})") from error
         self.unit = "row"
@@ -271,7 +285,20 @@ class InputFile:
                 raise
             raise BadInput(f"{self.name} is not a parquet file: {error}") from error
         self._check_header(file.schema_arrow.names)
+        self._check_texts(file.schema_arrow)
         return file
+
+    def _check_texts(self, schema: Any) -> None:
+        """Raises BadInput where a column of texts has another type: its values would be answered as they are written in JSON."""
+        import pyarrow as pa
+
+        for name in (self.columns.text, self.columns.pair):
+            kind = schema.field(name).type if name in schema.names else pa.null()
+            kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+            if str(kind) not in ("string", "large_string", "string_view", "null"):
+                raise BadInput(
+                    f"{self.name} has a column {name} of type {kind}, and texts are needed; cast it to string where the file is written"
+                )
 
     def _parquet_rows(self) -> Iterator[InputRow]:
         file = self.table()
@@ -314,7 +341,7 @@ def format_of(path: Path) -> str:
     """The format that the file's name ends with; `jsonl` for standard input."""
     if path == STDIN:
         return "jsonl"
-    return Path(path.stem if path.suffix == ".gz" else path.name).suffix.removeprefix(".").lower()
+    return suffix_of(path).removeprefix(".")
 
 
 def input_faults(path: Path, format: str | None, columns: Columns) -> Iterator[str]:
@@ -323,7 +350,7 @@ def input_faults(path: Path, format: str | None, columns: Columns) -> Iterator[s
     if found not in FORMATS:
         given = f"--format {format}" if format else f"the name {path}"
         yield f"{given} is no known format; give --format {_either(FORMATS)}"
-    if found == "parquet" and (path == STDIN or path.suffix == ".gz"):
+    if found == "parquet" and (path == STDIN or path.suffix.lower() == ".gz"):
         what = "standard input" if path == STDIN else f"{path}, compressed with gzip,"
         yield f"{what} cannot be parquet, which is read from its end; give an uncompressed file"
     if columns.relations and found in FLAT_FORMATS:
@@ -350,7 +377,7 @@ def _either(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-def _decoded(lines: Iterable[_Line], name: str, read: list[bytes]) -> Iterator[str]:
+def _as_text(lines: Iterable[_Line], name: str, read: list[bytes]) -> Iterator[str]:
     """Lines for `csv`, kept in `read` as bytes. A byte that is not UTF-8 becomes a lone surrogate; `table_row` reports its row."""
     for line in lines:
         if not line.whole:

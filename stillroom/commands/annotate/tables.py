@@ -97,6 +97,8 @@ def _groups(
     read = _read(rows)
     if schema is None:
         with parquet.ParquetFile(source) as file:
+            if not file.metadata.num_rows:
+                yield file.schema_arrow.empty_table(), []
             for batch in file.iter_batches(batch_size=ROWS):
                 group = list(itertools.islice(read, batch.num_rows))
                 if len(group) < batch.num_rows:

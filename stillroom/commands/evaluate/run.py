@@ -147,7 +147,8 @@ def _of_bundle(model: str, data: Path, given: Evaluation) -> _Answered:
     task = check_task(pipeline.manifest.task)
     if given.task and given.task != task:
         raise BadInput(f"--task is {given.task}, but {model} is a bundle for {task}.")
-    examples = examples_of(data, given, task)
+    notes: list[str] = []
+    examples = examples_of(data, given, task, notes)
     multi_label = pipeline.manifest.multi_label
     if task == "text-classification":
         check_kind(examples, model, multi_label=multi_label, markers=knows_markers(pipeline.tokenizer))
@@ -165,7 +166,7 @@ def _of_bundle(model: str, data: Path, given: Evaluation) -> _Answered:
             said[i] = prediction_of(answer, multi_label=multi_label)
     tokenizer = load_tokenizer(pipeline.bundle.path, pipeline.manifest.max_length)
     encoded = encode(examples, tokenizer, task, ("O",) if task == "token-classification" else ())
-    warnings = _warnings(examples, encoded, pipeline.manifest.max_length, file_of(data, given.split))
+    warnings = notes + _warnings(examples, encoded, pipeline.manifest.max_length, file_of(data, given.split))
     return _Answered(examples, said, task, multi_label, pipeline.manifest.labels, pipeline.variant, warnings)
 
 
@@ -186,7 +187,8 @@ def _of_checkpoint(model: str, data: Path, given: Evaluation) -> _Answered:
     if not heads:
         raise BadInput(f"{model} has no head for {given.task or ' or '.join(HEADS)}; `stillroom run` gives it one.")
     task = check_task(heads[0])
-    examples = examples_of(data, given, task)
+    notes: list[str] = []
+    examples = examples_of(data, given, task, notes)
     labels = opened.head_for(task) or ()
     multi_label = task == "text-classification" and opened.multi_label
     tokenizer = open_tokenizer(opened)
@@ -195,7 +197,7 @@ def _of_checkpoint(model: str, data: Path, given: Evaluation) -> _Answered:
     encoded = encode(examples, tokenizer, task, labels, multi_label=multi_label)
     said = predictions(encoded, row_logits(load(opened, task).to(device), encoded))
     longest = (tokenizer.truncation or {}).get("max_length", opened.max_length)
-    warnings = _warnings(examples, encoded, longest, file_of(data, given.split))
+    warnings = notes + _warnings(examples, encoded, longest, file_of(data, given.split))
     return _Answered(examples, said, task, multi_label, labels, "torch", warnings)
 
 

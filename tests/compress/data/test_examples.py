@@ -245,7 +245,11 @@ def test_the_order_of_a_list_of_labels_says_nothing_and_its_labels_do() -> None:
     ("name", "content", "message"),
     [
         pytest.param("train.jsonl", b"", "is empty: it holds no rows", id="an-empty-file"),
-        pytest.param("train.jsonl", b"\xff\xfe\x00", "line 1: is not UTF-8 text .byte 0", id="not-utf8"),
+        pytest.param("train.jsonl", b"\xff\xfa\x00", "line 1: is not UTF-8 text .byte 0", id="not-utf8"),
+        pytest.param("train.jsonl", '{"text": "a"}'.encode("utf-16"), "is UTF-16 text; save", id="utf16"),
+        pytest.param("train.csv", "text,label".encode("utf-16-be"), "is UTF-16 text; save", id="utf16-without-a-mark"),
+        pytest.param("train.csv.gz", b"text,label\n", "is damaged or incomplete", id="not-gzip"),
+        pytest.param("train.parquet.gz", b"", r"is parquet, .* Give it without gzip", id="parquet-in-gzip"),
         pytest.param("train.xlsx", b"PK", r"ends in \.xlsx\. Give labelled examples as \.jsonl", id="a-spreadsheet"),
         pytest.param("train.parquet", b"nope", "is not a parquet file", id="not-parquet"),
     ],

@@ -149,7 +149,7 @@ def test_a_split_that_a_saved_data_set_does_not_have_is_not_made_up(intents: Pat
 
 def test_a_split_in_two_files_is_refused(intents: Path, splits: Path) -> None:
     (splits / "test.csv").write_text("text,label\nplease fly,book\n", encoding="utf-8")
-    with pytest.raises(BadInput, match=r"holds test\.jsonl and test\.csv; test needs exactly one file"):
+    with pytest.raises(BadInput, match=r"holds test\.csv and test\.jsonl; test needs exactly one file"):
         stillroom.evaluate(str(intents), splits)
 
 
