@@ -29,8 +29,10 @@ def _saved_splits(folder: Path) -> Iterator[Path]:
     return (each for each in folder.iterdir() if each.name.lower() in names and is_saved_split(each))
 
 
-def read_datasets(data: str, task: Task, columns: Columns, revision: str) -> dict[str, list[LabelledFile]]:
-    """The examples and faults of each split, by its name.
+def read_datasets(
+    data: str, task: Task, columns: Columns, revision: str
+) -> tuple[dict[str, list[LabelledFile]], list[str]]:
+    """The examples and faults of each split, by its name, and the names of all splits that are there.
 
     Raises:
         BadInput: the folder or the name cannot be opened.
@@ -51,7 +53,7 @@ def read_datasets(data: str, task: Task, columns: Columns, revision: str) -> dic
             _read_rows(rows, reader)
         except UnreadableFrom as error:
             reader.faults += error.faults
-    return readers
+    return readers, [*map(str, loaded)]
 
 
 def _read_rows(rows: Any, reader: LabelledFile) -> None:

@@ -70,13 +70,21 @@ def read_examples(
     """
     columns.refuse_unused(task)
     readers = [read_file(each, task, columns) for each in ([path] if isinstance(path, Path) else path)]
-    if not any(reader.examples or reader.faults for reader in readers):
-        readers[0].faults.append(Fault(readers[0].file, None, "is empty: it holds no rows"))
-    if faults := faults_of(readers):
+    if faults := [*faults_of(readers), *no_rows(readers)]:
         raise BadRows(faults)
     if notes is not None:
         notes.extend(note for reader in readers for note in reader.notes)
     return [example for reader in readers for example in reader.examples]
+
+
+def no_rows(parts: Sequence[LabelledFile]) -> list[Fault]:
+    """The fault of a file, or of all parts of a split, without a row that is read; none if it has one."""
+    if any(part.examples or part.faults for part in parts):
+        return []
+    left_out = [note for part in parts for note in part.notes]
+    return [
+        Fault(parts[0].file, None, f"holds no other rows: {left_out[0]}" if left_out else "is empty: it holds no rows")
+    ]
 
 
 def check_there(path: Path) -> None:

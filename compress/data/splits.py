@@ -22,8 +22,8 @@ from compress.data.examples import (
     is_multi_label,
 )
 from compress.data.file_formats import SUFFIXES, suffix_of
-from compress.data.labelled_files import LabelledFile, faults_of, read_file
-from compress.data.row_faults import BadRows, Fault
+from compress.data.labelled_files import LabelledFile, faults_of, no_rows, read_file
+from compress.data.row_faults import BadRows
 from compress.data.teacher_labels import Held, TeacherLabels
 from compress.input_errors import Faults
 from serve.errors import BadInput
@@ -68,20 +68,18 @@ def read_splits(
         )
     check_no_single(folder)
     saved = not folder.is_dir() or is_saved_dataset(folder)
-    readers = read_datasets(data, task, columns, revision) if saved else _read_folder(folder, task, columns)
+    readers, names = (
+        read_datasets(data, task, columns, revision) if saved else (_read_folder(folder, task, columns), [])
+    )
     several = [reader for parts in readers.values() for reader in parts]
     faults = faults_of(several)
-    faults += [
-        Fault(parts[0].file, None, "is empty: it holds no rows")
-        for parts in readers.values()
-        if not any(reader.examples or reader.faults for reader in parts)
-    ]
+    faults += [fault for parts in readers.values() for fault in no_rows(parts)]
     if faults:
         raise BadRows(faults)
     needed = ("test",) if train_from else ("train", "test")
     for name in needed:
         if name not in readers:
-            remedy = "Save it with a split of that name." if saved else f"{_add(name)}{what_is_in(folder)}"
+            remedy = f"It has {_some(names)}; give one that name." if saved else f"{_add(name)}{what_is_in(folder)}"
             raise BadInput(f"--data {data} has no {name} split (found: {', '.join(readers) or 'no split'}). {remedy}")
     found = {name: [example for reader in parts for example in reader.examples] for name, parts in readers.items()}
     answered = train_from is not None and "train" not in found
@@ -187,8 +185,12 @@ def what_is_in(folder: Path) -> str:
     used = {file for split in SPLITS for file in split_files(folder, split)}
     names = [file.name + "/" * file.is_dir() for file in sorted(folder.iterdir()) if file not in used]
     names = [name for name in names if name[0] != "."]
+    within = next((each for each in sorted(folder.iterdir()) if each.is_dir() and split_files(each, "train")), None)
+    hint = f" Give --data {within}, which has splits." if within else ""
     return (
-        f" It holds {_some(names)}, which {'is' if len(names) == 1 else 'are'} no split that is read." if names else ""
+        f" It holds {_some(names)}, which {'is' if len(names) == 1 else 'are'} no split that is read.{hint}"
+        if names
+        else ""
     )
 
 

@@ -50,7 +50,7 @@ def table_rows(lines: Iterable[str], separator: str) -> Iterator[TableRow]:
             continue
         if width and _swallows_rows(read, separator, width, cells):
             reason = (
-                f"has a quote that opens a cell and one that closes it {len(read) - 1} lines below, so that {len(read)} rows "
+                f"has a quote that opens a cell and one that closes it {_below(len(read))}, so that {len(read)} rows "
                 f"would be read as one; {DOUBLE_IT}. If it is one cell, give JSON lines"
             )
             yield TableRow([], len(read), reason)
@@ -82,6 +82,10 @@ def _shape(value: str) -> tuple[bool, bool, bool]:
     return value.replace(".", "", 1).isdigit(), " " in value, value[:1].isupper()
 
 
+def _below(lines: int) -> str:
+    return "1 line below" if lines == 2 else f"{lines - 1} lines below"
+
+
 def _why(error: csv.Error, lines: int) -> str:
     said = str(error)
     if "field limit" in said:
@@ -89,6 +93,6 @@ def _why(error: csv.Error, lines: int) -> str:
     if "end of data" in said:
         return "has a quote that is not closed before the end of the file; close it, or double it if it is part of the text"
     if "expected after" in said:
-        where = f" {lines - 1} lines below" if lines > 1 else ""
+        where = f" {_below(lines)}" if lines > 1 else ""
         return f"has a quoted cell that goes on behind a quote{where}; {DOUBLE_IT}"
     return f"cannot be read as a row of a table ({said})"

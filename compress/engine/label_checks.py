@@ -12,11 +12,11 @@ RARE = 3  # a label with fewer examples in train is rare, if most examples have 
 MANY = 10 * RARE
 ALIKE = 0.75  # difflib's similarity, 0 to 1, from which a rare label may be a misspelt frequent one
 SHOWN = 3
-# What lists look like that were written into one cell: ['a', 'b'], [a, b], [1 0 1], [].
-LIST = re.compile(r"""\[(?:\s*|.*['",].*|[\d\s.]+)\]""", re.DOTALL)
+# What lists look like that were written into one cell: ['a', 'b'], [a, b], [1 0 1], [], ('a', 'b').
+LIST = re.compile(r"""\[(?:\s*|.*['",].*|[\d\s.]+)\]|[({].*['"].*[)}]""", re.DOTALL)
 SEPARATOR = re.compile(r"[,;|]")
 NUMBER = re.compile(r"[+-]?\d{1,15}(?:\.\d{0,15})?")
-TAG = re.compile(r"([BIESLU])-(.+)", re.DOTALL)
+TAG = re.compile(r"([BIESLU])[-_](.+)", re.DOTALL | re.IGNORECASE)
 
 
 def label_warnings(splits: Splits, task: Task) -> list[str]:
@@ -69,7 +69,7 @@ def _alike(counts: Counter[str]) -> list[str]:
     if same:
         found.append(
             "Some labels look alike, and are learned as different labels: they differ only in characters that cannot be seen, in how "
-            f"letters are composed, or in how a number is written: {_listed(same, counts, ascii)}."
+            f"letters are composed, in the kind of a dash or quote, or in how a number is written: {_listed(same, counts, ascii)}."
         )
     return found
 
@@ -87,9 +87,11 @@ def _folded(label: str) -> str:
 
 
 def _as_seen(label: str) -> str:
-    """The label without what cannot be seen: formats of Unicode such as a zero-width space, and variants of one letter."""
-    seen = "".join(each for each in unicodedata.normalize("NFKC", label) if unicodedata.category(each) != "Cf")
-    return f"{float(seen):g}" if NUMBER.fullmatch(seen) else _folded(seen.replace("\ufe0f", ""))
+    """The label without what cannot be seen: formats of Unicode such as a zero-width space, and variants of a letter, dash or quote."""
+    kinds = {"Cf": "", "Pd": "-", "Pi": "'", "Pf": "'"}
+    letters = unicodedata.normalize("NFKC", label).replace("\ufe0f", "")
+    seen = "".join(kinds.get(unicodedata.category(each), each) for each in letters)
+    return f"{float(seen):g}" if NUMBER.fullmatch(seen) else _folded(seen)
 
 
 def _listed(groups: Sequence[Sequence[str]], counts: Counter[str], shown: Callable[[str], str]) -> str:
@@ -104,7 +106,8 @@ def _several_in_one(counts: Counter[str]) -> list[str]:
     several = [
         label
         for label in sorted(counts)
-        if LIST.fullmatch(label) or (parts[label][1:] and all(used[part] > 1 for part in parts[label]))
+        if LIST.fullmatch(label)
+        or (parts[label][1:] and (counts.keys() & parts[label] or all(used[part] > 1 for part in parts[label])))
     ]
     if not several:
         return []
@@ -118,11 +121,11 @@ def _with_prefix(counts: Counter[str]) -> list[str]:
     """A warning about labels of entities that are tags: one label with several prefixes, or all with B-."""
     tags = {label: match for label in counts if (match := TAG.fullmatch(label))}
     prefixes = Counter(match[2] for match in tags.values())
-    begun = {match[2] for match in tags.values() if match[1] in "BI"}
+    begun = {match[2] for match in tags.values() if match[1] in "BIbi"}
     odd = [
         label for label, match in tags.items() if match[2] in begun and (prefixes[match[2]] > 1 or match[2] in counts)
     ]
-    if not odd and tags and all(label.startswith("B-") for label in counts):
+    if not odd and tags and all(label.startswith(("B-", "B_")) for label in counts):
         odd = [*tags]
     if not odd:
         return []

@@ -285,7 +285,8 @@ class InputFile:
                 raise
             raise BadInput(f"{self.name} is not a parquet file: {error}") from error
         self._check_header(file.schema_arrow.names)
-        self._check_texts(file.schema_arrow)
+        if file.metadata.num_rows:
+            self._check_texts(file.schema_arrow)
         return file
 
     def _check_texts(self, schema: Any) -> None:

@@ -172,7 +172,8 @@ def _json_fault(written: bytes, error: Exception, columns: Columns, hint: str) -
             names = list(islice(msgspec.json.decode(written, type=dict[str, msgspec.Raw]), SHOWN_FIELDS))
             fields = f"its fields are {', '.join(map(repr, names))}" if names else "it has no fields"
             return f'has no field "{lacks}"; {fields}{hint}'
-        return f'{said[0].lower()}{said[1:]}; give an object such as {{"{columns.text}": "..."}}'
+        nan = " (NaN and Infinity are read as null)" if NO_NUMBER.search(written) else ""
+        return f'{said[0].lower()}{said[1:]}{nan}; give an object such as {{"{columns.text}": "..."}}'
     if HALF_A_PAIR.search(written):
         try:
             json.loads(written)

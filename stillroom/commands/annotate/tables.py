@@ -57,7 +57,7 @@ def write_table(rows: Path, out: Path, field: str, manifest: Manifest, source: P
     from pyarrow import parquet
 
     with_errors = any(ERROR in row and field not in row for row in _read(rows))
-    schema = None if source.suffix == TABLE else _schema_of(rows, field)
+    schema = None if source.suffix.lower() == TABLE else _schema_of(rows, field)
     with _replacing(out) as partial:
         writer: Any = None
         try:

@@ -98,6 +98,7 @@ def test_what_a_folder_without_a_split_holds_is_named(tmp_path: Path, name: str)
     assert "has no train split (found: test). Add a file train.jsonl" in refused.value.message
     assert f"It holds {name.split('/', maxsplit=1)[0]}" in refused.value.message
     assert "test.jsonl" not in refused.value.message
+    assert ("data, which has splits" in refused.value.message) is name.startswith("data/")
 
 
 def test_data_sets_that_datasets_saved_one_by_one_are_read_and_one_alone_is_told(tmp_path: Path) -> None:
@@ -112,7 +113,7 @@ def test_data_sets_that_datasets_saved_one_by_one_are_read_and_one_alone_is_told
     ):
         read_splits(str(tmp_path / "saved" / "train"), TEXT)
     shutil.rmtree(tmp_path / "saved" / "test")
-    with pytest.raises(BadInput, match=r"has no test split \(found: train, validation\)\. Save it with a split"):
+    with pytest.raises(BadInput, match=r"\(found: train, validation\)\. It has .*validation_matched.*; give one that"):
         read_splits(str(tmp_path / "saved"), TEXT)
 
 
@@ -126,6 +127,11 @@ def test_rows_that_were_rejected_or_ignored_are_left_out_with_a_line(tmp_path: P
     (note,) = splits.notes
     assert "4 rows of" in note
     assert "train.jsonl were left out: `answer` is reject or ignore there." in note
+    (tmp_path / "none.jsonl").write_text(json.dumps(rows[1]))
+    with pytest.raises(
+        BadRows, match=r"none\.jsonl: holds no other rows: 1 row of .* was left out: `answer` is reject"
+    ):
+        read_examples(tmp_path / "none.jsonl", TEXT)
     # A column that is read is no verdict.
     labelled = Columns(label="answer")
     (tmp_path / "own.jsonl").write_text('{"text": "a", "answer": "reject"}\n')

@@ -54,13 +54,15 @@ def test_labels_of_entities_and_of_lists_are_looked_at_as_well() -> None:
 
 
 def test_labels_that_look_the_same_are_told_with_what_cannot_be_seen() -> None:
-    for other in ("city\u200b", "\ufeffcity", "ci\u00adty", "ｃity"):
+    for other in ("city\u200b", "\ufeffcity", "ci\u00adty", "\uff43ity"):
         (said,) = warnings(["city", other], ["city"], [other])
         assert "look alike" in said
         assert "'city' (2)" in said
         assert ascii(other) in said
     (said,) = warnings(["caf\u00e9", "cafe\u0301"], ["caf\u00e9"], ["cafe\u0301"])
     assert "how letters are composed" in said
+    (said,) = warnings(["a-b", "a\u2013b"], ["a-b"], ["a\u2013b"])
+    assert "kind of a dash" in said
     (said,) = warnings(["1", "2"], ["1.0"], ["2"])[:1]
     assert "'1' (1) and '1.0' (1)" in said
     assert warnings(["1", "10"], ["1"], ["10"]) == []
@@ -68,8 +70,17 @@ def test_labels_that_look_the_same_are_told_with_what_cannot_be_seen() -> None:
 
 @pytest.mark.parametrize(
     "labels",
-    [("a,b", "a", "b"), ("a|b", "b|c", "c|a"), ("red; blue", "red", "blue"), ("['a', 'b']", "c"), ("[1 0]", "[0 1]"), ("[]", "[a, b]")],
-)  # fmt: skip
+    [
+        ("a,b", "a", "b"),
+        ("a|b", "b|c", "c|a"),
+        ("red; blue", "red", "blue"),
+        ("sport, politics", "sport"),
+        ("['a', 'b']", "c"),
+        ("('a', 'b')", "c"),
+        ("[1 0]", "[0 1]"),
+        ("[]", "[a, b]"),
+    ],
+)
 def test_several_labels_in_one_cell_are_told(labels: tuple[str, ...]) -> None:
     (said,) = warnings(labels, labels, labels)
     assert "look like a list of several in one cell" in said
@@ -96,6 +107,7 @@ def test_a_text_with_two_labels_is_told_without_the_text() -> None:
         (("B-person", "I-person"), True),
         (("B-person", "person"), True),
         (("B-person", "B-city"), True),
+        (("B_person", "I_person"), True),
         (("E-mail", "mail", "S-Bahn", "U-Bahn"), False),
         (("B-52", "plane"), False),
     ],

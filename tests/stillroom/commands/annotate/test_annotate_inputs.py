@@ -146,7 +146,8 @@ def test_nan_and_infinity_come_back_as_null_and_other_rows_as_they_are(tmp_path:
         first, second, third = source.rows()
     assert first.fields == b'{"text":"a","n":null,"l":[1.5,null]'
     assert second.fields == rows[1][:-1].encode()
-    assert third.fault == 'expected `str`, got `null` - at `$.text`; give an object such as {"text": "..."}'
+    assert third.fault is not None
+    assert "got `null` - at `$.text` (NaN and Infinity are read as null)" in third.fault
     (tmp_path / "in.json").write_text(f"[{', '.join(rows[:2])}]")
     assert read(tmp_path / "in.json")[0] == ({"text": "a", "n": None, "l": [1.5, None]}, None)
 
