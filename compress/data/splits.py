@@ -3,7 +3,6 @@
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -28,9 +27,8 @@ from compress.data.teacher_labels import Held, TeacherLabels
 from compress.input_errors import Faults
 from serve.errors import BadInput
 
-PART = re.compile(
-    r"-\d+-of-0*([1-9]\d*)(?:-[0-9a-f]+)?"
-)  # train-00000-of-00002.parquet, as the Hub names the parts of a split
+# train-00000-of-00002.parquet, or with a hash behind it: how the Hub names the parts of a split.
+PART = re.compile(r"(.+)-(\d{1,9})-of-(\d{1,9})(?:-[0-9a-f]+)?")
 SHOWN_NAMES = 10
 
 
@@ -116,51 +114,49 @@ def split_file(folder: Path, split: str) -> Path | None:
 def split_files(folder: Path, split: str) -> list[Path]:
     """The files of `folder` that hold `split`, by any of its names and suffixes, in capitals or not: one, or all of its parts.
 
-    Parts are named as the Hub names them (train-00000-of-00002.parquet), or are the files of a folder with the name of the split.
+    Parts are named as the Hub names them (train-00000-of-00002.parquet); or where there is no file, they are those of a folder with
+    the name of the split.
 
     Raises:
         BadInput: there are several files, or a part is missing.
     """
+    there = sorted(folder.iterdir())
     for names in (SPLIT_NAMES[split], FURTHER_NAMES[split]):
-        named = [(file, *_named(file)) for file in sorted(folder.iterdir())]
-        files = [file for file, name, parts in named if name in names and file.is_file() and not parts]
-        parts = [(file, count) for file, name, count in named if name in names and file.is_file() and count]
-        folders = [[*_files_in(file)] for file, name, _ in named if name in names and file.is_dir()]
-        ways = [[file] for file in files] + [each for each in folders if each]
-        ways += [[file for file, _ in parts]] if parts else []
-        if len(ways) > 1:
+        named = [(file, *_split_and_part(file)) for file in there if file.is_file()]
+        whole = [file for file, name, part in named if name in names and not part]
+        parts = [(file, part) for file, name, part in named if name in names and part]
+        if len(whole) + bool(parts) > 1:
+            several = [file.name for file in (*whole, *(file for file, _ in parts[:1]))]
             raise BadInput(
-                f"{folder} holds {' and '.join(way[0].relative_to(folder).as_posix() for way in ways)}; {split} needs exactly one file. "
-                "Remove the others."
+                f"{folder} holds {' and '.join(several)}; {split} needs exactly one file. Remove the others."
             )
-        if parts and len(parts) != parts[0][1]:
-            there = _some([file.name for file, _ in parts])
+        count = parts[0][1][1] if parts else 0
+        if not len(parts) == len({part for _, part in parts}) == count:
             raise BadInput(
-                f"{folder} holds {there}, and by these names {split} has {parts[0][1]} parts. Add the others."
+                f"{folder} holds {_some([file.name for file, _ in parts])}, and by these names {split} has {count} parts. Add the others."
             )
-        if ways:
-            return ways[0]
+        within = [each for each in there if each.is_dir() and each.name.lower() in names]
+        if found := whole or [file for file, _ in parts] or [file for each in within for file in _rows_in(each)]:
+            return found
     return []
 
 
-def _named(file: Path) -> tuple[str, int]:
-    """The name of a file or folder as that of a split, and of how many parts this one is; 0 for a whole one. Empty for other formats."""
-    if file.is_dir():
-        return file.name.lower(), 0
-    suffix = suffix_of(file)
-    if suffix not in (*SUFFIXES, ".txt"):
-        return "", 0
+def _split_and_part(file: Path) -> tuple[str, tuple[int, int] | None]:
+    """The name of a file as that of a split, and which part it is, of how many; None for a whole one. No name for other formats."""
+    if suffix_of(file) not in (*SUFFIXES, ".txt"):
+        return "", None
     stem = Path(file.stem if file.suffix.lower() == ".gz" else file.name).stem.lower()
-    part = PART.search(stem)
-    return (stem[: part.start()], int(part[1])) if part and part.end() == len(stem) else (stem, 0)
+    part = PART.fullmatch(stem)
+    return (part[1], (int(part[2]), int(part[3]))) if part else (stem, None)
 
 
-def _files_in(folder: Path) -> Iterator[Path]:
-    return (
-        file
-        for file in sorted(folder.iterdir())
-        if file.is_file() and suffix_of(file) in SUFFIXES and file.name[0] != "."
-    )
+def _rows_in(folder: Path) -> list[Path]:
+    """The files of rows in a folder."""
+    return [
+        each
+        for each in sorted(folder.iterdir())
+        if each.is_file() and suffix_of(each) in SUFFIXES and each.name[0] != "."
+    ]
 
 
 def check_no_single(folder: Path) -> None:
@@ -181,17 +177,22 @@ def _add(name: str) -> str:
 
 
 def what_is_in(folder: Path) -> str:
-    """What a folder holds that is not read as a split, as a sentence; empty if there is nothing."""
-    used = {file for split in SPLITS for file in split_files(folder, split)}
-    names = [file.name + "/" * file.is_dir() for file in sorted(folder.iterdir()) if file not in used]
-    names = [name for name in names if name[0] != "."]
-    within = next((each for each in sorted(folder.iterdir()) if each.is_dir() and split_files(each, "train")), None)
-    hint = f" Give --data {within}, which has splits." if within else ""
-    return (
-        f" It holds {_some(names)}, which {'is' if len(names) == 1 else 'are'} no split that is read.{hint}"
-        if names
-        else ""
-    )
+    """What a folder without the split that is looked for holds, as a sentence; empty if there is nothing else than other splits."""
+    used = {file for split in SPLITS for file in _split_files_if_any(folder, split)}
+    other = [each for each in sorted(folder.iterdir()) if each not in used and each.name[0] != "."]
+    if not other:
+        return ""
+    within = [each for each in other if each.is_dir() and _split_files_if_any(each, "train")]
+    hint = f" Give --data {within[0]}, which has splits." if within else ""
+    names = _some([each.name + "/" * each.is_dir() for each in other])
+    return f" It holds {names}, which {'are' if other[1:] else 'is'} no split that is read.{hint}"
+
+
+def _split_files_if_any(folder: Path, split: str) -> list[Path]:
+    try:
+        return split_files(folder, split)
+    except (BadInput, OSError):
+        return []
 
 
 def _some(names: list[str]) -> str:

@@ -107,8 +107,9 @@ def _labelled(file: Path, task: str | None, columns: Columns) -> tuple[list[Exam
         return None, ["The models do not share one task, so there is no metric."]
     if task == VECTORS:
         return None, ["Vectors have no labels, so there is no metric; `stillroom evaluate --teacher` compares them."]
+    notes: list[str] = []
     try:
-        examples = read_examples(file, cast(Any, task), columns)
+        examples = read_examples(file, cast(Any, task), columns, notes)
     except BadInput as error:
         if suffix_of(file) == ".txt":
             return None, [f"No metric: {file.name} is plain text."]
@@ -116,7 +117,7 @@ def _labelled(file: Path, task: str | None, columns: Columns) -> tuple[list[Exam
         if columns != USUAL or not _lacks_labels(file, cast(Any, task)):
             raise
         return None, [f"No metric: {file.name} has no labels for {task} ({error.message.splitlines()[-1].strip()})."]
-    return examples, []
+    return examples, notes
 
 
 def _lacks_labels(file: Path, task: Task) -> bool:
