@@ -131,7 +131,7 @@ def split_files(folder: Path, split: str) -> list[Path]:
                 f"{folder} holds {' and '.join(several)}; {split} needs exactly one file. Remove the others."
             )
         count = parts[0][1][1] if parts else 0
-        if not len(parts) == len({part for _, part in parts}) == count:
+        if {part[1] for _, part in parts} - {count} or not len(parts) == len({part for _, part in parts}) == count:
             raise BadInput(
                 f"{folder} holds {_some([file.name for file, _ in parts])}, and by these names {split} has {count} parts. Add the others."
             )

@@ -65,10 +65,11 @@ def test_the_parts_of_a_split_are_read_together_and_a_missing_one_is_told(tmp_pa
     (folder / "train-00001-of-00002.jsonl").unlink()
     with pytest.raises(BadInput, match=r"holds train-00000-of-00002\.jsonl, and by these names train has 2 parts"):
         read_splits(str(folder), TEXT)
-    (folder / "train-00000-of-00002.csv").write_text(TABLE)
-    with pytest.raises(BadInput, match="by these names train has 2 parts"):
-        read_splits(str(folder), TEXT)
-    (folder / "train-00000-of-00002.csv").unlink()
+    for other in ("train-00000-of-00002.csv", "train-00001-of-00003.jsonl"):
+        (folder / other).write_text(TABLE)
+        with pytest.raises(BadInput, match="by these names train has 2 parts"):
+            read_splits(str(folder), TEXT)
+        (folder / other).unlink()
     (folder / "train.csv").write_text(TABLE)
     with pytest.raises(BadInput, match=r"holds train\.csv and train-00000-of-00002\.jsonl; train needs exactly one"):
         read_splits(str(folder), TEXT)
