@@ -7,7 +7,7 @@ from compress.data.carry_words import WordAnswer
 from compress.data.columns import USUAL, Columns
 from compress.data.examples import Entity, Example, Task
 from compress.data.fields import label_of, number_in
-from compress.data.rows import entities_of, labels_of, unlabelled_example
+from compress.data.rows import entities_and_items, labels_of, unlabelled_example
 from serve.text.labels import OUTSIDE, split_tag
 
 MOST_SUM = 1.001  # of probabilities of one word's tags or one text's classes, which were rounded when they were written
@@ -49,12 +49,9 @@ def answer_in(row: object, task: Task, columns: Columns = USUAL) -> Answer | Non
     given = row.get(named.entities)
     if given is None:
         return None
-    entities = entities_of(given, example.text, named.entities)
-    by_place = {(item["start"], item["end"]): item for item in given}
-    scores = [by_place[entity.start, entity.end].get("score") for entity in entities]
     spans = tuple(
-        (entity, 1.0 if score is None else _probability(score, f"the score of {entity.label}"))
-        for entity, score in zip(entities, scores, strict=True)
+        (entity, 1.0 if item.get("score") is None else _probability(item["score"], f"the score of {entity.label}"))
+        for entity, item in entities_and_items(given, example.text, named.entities)
     )
     likely = tuple(entity for entity, score in spans if score >= HALF)
     return Answer(Example(example.text, entities=likely), spans=spans)

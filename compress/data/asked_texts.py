@@ -4,7 +4,7 @@ from pathlib import Path
 
 from compress.data.columns import Columns
 from compress.data.examples import Example, Task
-from compress.data.file_formats import SUFFIXES, rows_in
+from compress.data.file_formats import SUFFIXES, rows_in, suffix_of
 from compress.data.labelled_files import check_there
 from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
 from compress.data.rows import unlabelled_example
@@ -21,15 +21,16 @@ def read_asked(path: Path, task: Task, columns: Columns, role: str) -> list[Exam
         BadInput: no such file, another format, or no text in it.
         BadRows: rows have faults, all of which it lists.
     """
-    if path.suffix == ".txt":
+    suffix = suffix_of(path)
+    if suffix == ".txt":
         return [Example(text) for text in read_texts(path, columns)]
     check_there(path)
-    if path.suffix not in SUFFIXES:
+    if suffix not in SUFFIXES:
         raise BadInput(f"{role} {path} does not end in {', '.join(SUFFIXES)} or .txt. Give its texts in one of them.")
     found: list[Example] = []
     faults: list[Fault] = []
     try:
-        for line, row in rows_in(path, path.suffix, columns, None if path.suffix != ".conll" else task, faults):
+        for line, row in rows_in(path, suffix, columns, None if suffix != ".conll" else task, faults):
             try:
                 found.append(_example(row, task, columns))
             except ValueError as reason:

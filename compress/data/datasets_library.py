@@ -1,11 +1,12 @@
 """Reads splits by the `datasets` library: from a folder that it saved, or by a name on the Hub."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from compress.data.class_names import class_names, with_class_names
 from compress.data.columns import Columns
-from compress.data.examples import SPLIT_NAMES, Task
+from compress.data.examples import FURTHER_NAMES, SPLIT_NAMES, Task
 from compress.data.hub import load_dataset, may_be_on_hub
 from compress.data.labelled_files import LabelledFile
 from compress.data.row_faults import Fault, UnreadableFrom, note
@@ -13,23 +14,37 @@ from serve.errors import BadInput
 
 
 def is_saved_dataset(folder: Path) -> bool:
-    """Whether `datasets` saved `folder`."""
-    return (folder / "dataset_dict.json").is_file()
+    """Whether `datasets` saved splits in `folder`, together or each in a folder of its own."""
+    return (folder / "dataset_dict.json").is_file() or any(_saved_splits(folder))
 
 
-def read_datasets(data: str, task: Task, columns: Columns, revision: str) -> dict[str, LabelledFile]:
-    """The examples and faults of each split, by its name.
+def is_saved_split(folder: Path) -> bool:
+    """Whether `folder` is one data set that `datasets` saved, without splits."""
+    return (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file()
+
+
+def _saved_splits(folder: Path) -> Iterator[Path]:
+    """The folders in `folder` that `datasets` saved and that have the name of a split."""
+    names = {name for each in (SPLIT_NAMES, FURTHER_NAMES) for names in each.values() for name in names}
+    return (each for each in folder.iterdir() if each.name.lower() in names and is_saved_split(each))
+
+
+def read_datasets(
+    data: str, task: Task, columns: Columns, revision: str
+) -> tuple[dict[str, list[LabelledFile]], list[str]]:
+    """The examples and faults of each split, by its name, and the names of all splits that are there.
 
     Raises:
         BadInput: the folder or the name cannot be opened.
     """
     loaded = _saved_dataset(data) if Path(data).is_dir() else _hub_dataset(data, revision)
-    readers: dict[str, LabelledFile] = {}
+    readers: dict[str, list[LabelledFile]] = {}
     for split, names in SPLIT_NAMES.items():
-        name = next((name for name in names if name in loaded), None)
+        name = next((name for name in (*names, *FURTHER_NAMES[split]) if name in loaded), None)
         if name is None:
             continue
-        readers[split] = reader = LabelledFile(f"{data} ({name})", task, columns)
+        reader = LabelledFile(f"{data} ({name})", task, columns)
+        readers[split] = [reader]
         rows = loaded[name]
         if reason := columns.fault(rows.column_names, task):
             reader.faults.append(Fault(reader.file, None, reason))
@@ -38,7 +53,7 @@ def read_datasets(data: str, task: Task, columns: Columns, revision: str) -> dic
             _read_rows(rows, reader)
         except UnreadableFrom as error:
             reader.faults += error.faults
-    return readers
+    return readers, [*map(str, loaded)]
 
 
 def _read_rows(rows: Any, reader: LabelledFile) -> None:
@@ -56,11 +71,13 @@ def _saved_dataset(folder: str) -> Any:
     import datasets
 
     try:
-        return datasets.load_from_disk(folder)
+        if (Path(folder) / "dataset_dict.json").is_file():
+            return datasets.load_from_disk(folder)
+        return {each.name.lower(): datasets.load_from_disk(str(each)) for each in _saved_splits(Path(folder))}
     except Exception as error:
         # `datasets` raises any kind of error about the folder: missing files, or files of a later version.
         raise BadInput(
-            f"--data {folder} holds a dataset_dict.json, but `datasets` cannot open it ({type(error).__name__}: {error}). "
+            f"--data {folder} holds a data set that was saved, but `datasets` cannot open it ({type(error).__name__}: {error}). "
             "Save it again with save_to_disk, or give a folder with train, validation and test files."
         ) from None
 

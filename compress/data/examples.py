@@ -18,6 +18,8 @@ GENERATION = "text2text-generation"
 GENERATOR = "unilm"
 SPLITS = ("train", "validation", "test")
 SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+# Names that are looked for where there is none of these.
+FURTHER_NAMES = {"train": (), "validation": ("eval", "validation_matched", "dev_matched"), "test": ("test_matched",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class Splits:
     """The three splits of a task.
 
     `held_out` is true if validation was taken from train because it had no file, `answered` if the labels of train are a teacher's
-    answers because it had none.
+    answers because it had none. `notes` tell what was left out of the files.
     """
 
     train: list[Example]
@@ -84,6 +86,7 @@ class Splits:
     held_out: bool = False
     fingerprint: str = ""
     answered: bool = False
+    notes: tuple[str, ...] = ()
 
     def labels(self, task: Task, splits: Iterable[str] = ("train",)) -> tuple[str, ...]:
         """The class or entity labels of `splits`, sorted."""

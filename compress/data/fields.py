@@ -6,6 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 MOST_CHARACTERS = 10_000_000  # of one text or cell, in every format; a longer one lacks a separator and is not a text
+UNSEEN = "\u200b\u200c\u200d\u2060\ufeff"  # characters without width, of which no label can consist
 LARGEST_NUMBER = 1e30  # a float32 holds it, and a float64 its square
 
 
@@ -36,7 +37,7 @@ def label_of(given: object, name: str, needed: str = "a non-empty string is need
         raise ValueError(
             f"`{name}` holds a number, but the file has no names for class numbers; write the label as a string"
         )
-    if not isinstance(given, str) or not given:
+    if not isinstance(given, str) or not given.strip(UNSEEN):
         raise ValueError(f"`{name}` holds {given!r}; {needed}")
     if given != given.strip():
         raise ValueError(f"`{name}` holds {given!r}, which begins or ends with space; remove the space")

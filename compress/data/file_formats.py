@@ -1,27 +1,64 @@
 """Reads the rows of a file by its suffix: JSON lines, a JSON array, CSV, TSV, parquet, CoNLL columns."""
 
 import codecs
-import csv
+import gzip
+import io
 import json
 import re
+import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from compress.data.class_names import class_names, with_class_names
 from compress.data.columns import Columns
 from compress.data.examples import Task
 from compress.data.fields import MOST_CHARACTERS
 from compress.data.row_faults import Fault, UnreadableFrom, note
+from compress.data.tables import SEPARATORS, TableRow, table_rows
 from serve.errors import BadInput
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".conll")
-SEPARATORS = {".csv": ",;\t", ".tsv": "\t;,"}  # the usual one first
 MOST_LINE_BYTES = 8 * MOST_CHARACTERS  # a character of JSON may take six bytes: \u00e9
 MOST_ARRAY_BYTES = 2**30  # 1 GiB; a JSON array is held whole, as it cannot be read line by line
 TOO_LONG = f"is longer than {MOST_CHARACTERS:,} characters, the most that are allowed; split it"
 BLANK = re.compile(r"[ \t\r\n]*")
+SAME = {".ndjson": ".jsonl", ".jsonlines": ".jsonl"}
+
+
+def suffix_of(path: Path) -> str:
+    """The suffix that names the format of a file, one of `SUFFIXES` if it is known: in small letters, and before `.gz`."""
+    suffix = Path(path.stem if _is_packed(path) else path.name).suffix.lower()
+    return SAME.get(suffix, suffix)
+
+
+def _is_packed(path: Path) -> bool:
+    return path.suffix.lower() == ".gz"
+
+
+@contextmanager
+def _opened(path: Path) -> "Iterator[io.BufferedReader[Any]]":
+    """The bytes of a file, unpacked if it ends in `.gz`. UnreadableFrom where these are damaged."""
+    try:
+        with path.open("rb") as file:
+            if _is_packed(path):
+                with gzip.GzipFile(fileobj=file) as packed, io.BufferedReader(packed) as unpacked:
+                    yield unpacked
+            else:
+                yield file
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UnreadableFrom([Fault(str(path), None, f"is damaged or incomplete: {error}")]) from None
+
+
+def encoding_fault(beginning: bytes) -> str | None:
+    """Why a file with these first bytes is no UTF-8, if they show that it is UTF-16; None otherwise."""
+    marks = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    if beginning.startswith(marks) or (len(beginning) > 1 and (beginning[0] == 0) is not (beginning[1] == 0)):
+        return "is UTF-16 text; save the file as UTF-8, such as by `iconv -f UTF-16 -t UTF-8`"
+    return None
 
 
 def rows_in(
@@ -72,7 +109,7 @@ def _json_rows(path: Path, faults: list[Fault], *, arrays: bool) -> Iterator[tup
 
 def squad_rows(path: Path, columns: Columns, faults: list[Fault]) -> Iterator[tuple[int, object]] | None:
     """The questions of a file as SQuAD and MLQA publish them, each with its number; None if the file is not one object with `data`."""
-    if path.stat().st_size > MOST_ARRAY_BYTES:
+    if _is_larger(path, MOST_ARRAY_BYTES):
         return None
     try:
         found = json.loads("\n".join(lines_in(path, MOST_ARRAY_BYTES + 1)))
@@ -102,7 +139,7 @@ def squad_rows(path: Path, columns: Columns, faults: list[Fault]) -> Iterator[tu
 
 def _array_rows(path: Path, faults: list[Fault]) -> Iterator[tuple[int, object]]:
     """The values of the file's array, each with the line on which it begins. The whole text is held in memory."""
-    if path.stat().st_size > MOST_ARRAY_BYTES:
+    if _is_larger(path, MOST_ARRAY_BYTES):
         reason = (
             f"is an array of over {MOST_ARRAY_BYTES:,} bytes, the most that are held; give JSON lines, which may have any size: "
             f"jq -c '.[]' {path.name} > {path.with_suffix('.jsonl').name}"
@@ -133,13 +170,21 @@ def _array_rows(path: Path, faults: list[Fault]) -> Iterator[tuple[int, object]]
 
 def _begins_with(path: Path) -> bytes:
     """The first byte of the file that is not a blank or part of a byte order mark."""
-    with path.open("rb") as file:
+    with _opened(path) as file:
         if file.peek(3).startswith(codecs.BOM_UTF8):
             file.seek(3)
         for piece in iter(partial(file.read, 1 << 16), b""):
             if there := piece.strip(b" \t\r\n"):
                 return there[:1]
     return b""
+
+
+def _is_larger(path: Path, most: int) -> bool:
+    """Whether the file has more than `most` bytes once it is unpacked."""
+    if not _is_packed(path):
+        return path.stat().st_size > most
+    with _opened(path) as file:
+        return file.seek(most + 1) > most
 
 
 def _past_blank(text: str, at: int) -> int:
@@ -156,6 +201,8 @@ def _why(error: Exception) -> str:
 def _parquet_rows(path: Path, columns: Columns, task: Task | None, faults: list[Fault]) -> Iterator[tuple[int, object]]:
     from pyarrow import parquet
 
+    if _is_packed(path):
+        raise BadInput(f"{path} is parquet, which is read from its end and not unpacked. Give it without gzip.")
     try:
         with parquet.ParquetFile(path) as file:
             schema = file.schema_arrow
@@ -192,73 +239,54 @@ def _table_rows(path: Path, columns: Columns, task: Task | None, faults: list[Fa
         return
     for _ in lines_in(path):  # raises where the file is not UTF-8
         pass
-    csv.field_size_limit(MOST_CHARACTERS)  # applies to the process: the module has no other setting
-    end = 0
-    try:
-        separator, header = _header(path, columns, task)
-        if not header:
-            return
-        if lacking := columns.fault(header, task):
-            faults.append(Fault(str(path), None, lacking))
-            return
-        fewest = 1 + max(header.index(getattr(columns, name)) for name in columns.needed(header, task))
-        cells: list[str] = []
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            table = csv.reader(file, delimiter=separator)
-            _first_row(table)
-            end = table.line_num
-            for cells in table:
-                line, end = end + 1, table.line_num
-                if fewest <= len(cells) <= len(header):
-                    yield line, dict(zip(header, cells, strict=False))
-                elif cells:  # blank lines are skipped
-                    note(faults, Fault(str(path), line, _wrong_width(cells, header)))
-        if cells and "\n" in cells[-1] and _left_open(path, separator, line):
-            if faults and faults[-1].line == line:
-                faults.pop()  # a wrong number of fields, caused by the quote
-            reason = "has a quote that is not closed before the end of the file; close it, or double it if it is part of the text"
-            faults.append(Fault(str(path), line, reason))
-    except csv.Error as error:
-        reason = f"cannot be read as a table from here on ({error})"
-        if "field limit" in str(error):
-            reason = f"has a cell of more than {MOST_CHARACTERS:,} characters, so reading stops ({error}); check for an unclosed quote"
-        faults.append(Fault(str(path), end + 1, reason))
+    separator, header, fault = _header(path, columns, task)
+    if lacking := fault or (columns.fault(header, task) if header else None):
+        faults.append(Fault(str(path), 1 if fault else None, lacking))
+    if lacking or not header:
+        return
+    fewest = 1 + max(header.index(getattr(columns, name)) for name in columns.needed(header, task))
+    end, first = 0, True
+    with _opened_text(path) as lines:
+        for row in table_rows(lines, separator):
+            line, end = end + 1, end + row.lines
+            if row.fault:
+                note(faults, Fault(str(path), line, row.fault))
+            elif not row.cells or first:  # blank lines are skipped
+                first = first and not row.cells
+            elif fewest <= len(row.cells) <= len(header):
+                yield line, dict(zip(header, row.cells, strict=False))
+            else:
+                note(faults, Fault(str(path), line, _wrong_width(row.cells, header)))
 
 
-def _header(path: Path, columns: Columns, task: Task | None) -> tuple[str, list[str]]:
+def _header(path: Path, columns: Columns, task: Task | None) -> tuple[str, list[str], str | None]:
     """The separator and the column names: by the first usual separator that gives all needed columns.
 
-    If none does, by the one that gives the most columns. A blank file has no names.
+    If none does, by the one that gives the most columns. A blank file has no names, and neither has a header that cannot be read: then
+    the third is its fault.
     """
-    found: list[tuple[str, list[str]]] = []
-    for separator in SEPARATORS[path.suffix]:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            names = [name.strip() for name in _first_row(csv.reader(file, delimiter=separator))]
-        if not columns.missing(names, task):
-            return separator, names
-        found.append((separator, names))
+    found: list[tuple[str, list[str], str | None]] = []
+    for separator in SEPARATORS[suffix_of(path)]:
+        with _opened_text(path) as lines:
+            row = next((row for row in table_rows(lines, separator) if row.cells or row.fault), TableRow([], 0))
+        names = [name.strip() for name in row.cells]
+        if names and not columns.missing(names, task):
+            return separator, names, None
+        found.append((separator, names, row.fault))
     return max(found, key=lambda each: len(each[1]))
 
 
-def _first_row(table: Iterator[list[str]]) -> list[str]:
-    return next((cells for cells in table if cells), [])
+@contextmanager
+def _opened_text(path: Path) -> Iterator[Iterator[str]]:
+    """The lines of a UTF-8 file, with their line ends as they are."""
+    with _opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+        yield text
 
 
 def _wrong_width(cells: Sequence[str], header: Sequence[str]) -> str:
     fields = "1 field" if len(cells) == 1 else f"{len(cells)} fields"
     quote = "; quote texts that hold the separator" if len(cells) > len(header) else ""
     return f"has {fields}, but the header has {len(header)}{quote}"
-
-
-def _left_open(path: Path, separator: str, line: int) -> bool:
-    """Whether the last row, which begins on `line`, has a quote that is not closed."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        try:
-            for _ in csv.reader(islice(file, line - 1, None), delimiter=separator, strict=True):
-                pass
-        except csv.Error as error:
-            return "end of data" in str(error)
-    return False
 
 
 def looks_like_columns(path: Path) -> bool:
@@ -289,15 +317,18 @@ def _conll_rows(path: Path, columns: Columns, faults: list[Fault]) -> Iterator[t
 
 
 def lines_in(path: Path, most: int | None = None) -> Iterator[str]:
-    """The lines of a UTF-8 file without their line feeds; other line ends are kept.
+    """The lines of a UTF-8 file, unpacked if it ends in `.gz`, without their line feeds; other line ends are kept.
 
     Lines must be shorter than `most` bytes, by default `MOST_LINE_BYTES`.
 
     Raises:
         UnreadableFrom: at the first line that is not UTF-8 or too long.
     """
-    with path.open("rb") as file:
-        if file.peek(3).startswith(codecs.BOM_UTF8):
+    with _opened(path) as file:
+        beginning = file.peek(3)
+        if fault := encoding_fault(beginning):
+            raise UnreadableFrom([Fault(str(path), None, fault)])
+        if beginning.startswith(codecs.BOM_UTF8):
             file.seek(3)
         most = most or MOST_LINE_BYTES
         for number, line in enumerate(iter(partial(file.readline, most), b""), 1):

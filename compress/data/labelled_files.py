@@ -4,13 +4,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from compress.data.columns import USUAL, Columns
+from compress.data.columns import USED_BY, USUAL, Columns
 from compress.data.examples import Example, Task
-from compress.data.file_formats import SUFFIXES, looks_like_columns, rows_in
+from compress.data.file_formats import SUFFIXES, looks_like_columns, rows_in, suffix_of
 from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
 from compress.data.rows import example_of
 from compress.data.tags import TagRows, scheme_faults
 from serve.errors import BadInput
+
+# The field in which Prodigy writes what a person said of a row, and the words for one that is no gold.
+VERDICT, REJECTED = "answer", ("reject", "ignore")
 
 
 @dataclass
@@ -23,6 +26,8 @@ class LabelledFile:
     examples: list[Example] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     lines: list[int | None] = field(default_factory=list)
+    rejected: int = 0
+    """Rows that a person rejected or ignored, which are left out."""
     tags: TagRows = field(init=False)
 
     def __post_init__(self) -> None:
@@ -30,6 +35,9 @@ class LabelledFile:
 
     def add(self, row: object, line: int | None) -> None:
         """Keep the example in `row`, or its fault. UnreadableFrom if too many rows have faults."""
+        if isinstance(row, dict) and row.get(VERDICT) in REJECTED and not self._uses(VERDICT):
+            self.rejected += 1
+            return
         try:
             self.examples.append(example_of(row, self.task, self.columns))
         except ValueError as reason:
@@ -39,21 +47,44 @@ class LabelledFile:
         if self.task == "token-classification" and isinstance(row, dict) and self.columns.entities not in row:
             self.tags.add(line, row[self.columns.tags_in(row)])
 
+    def _uses(self, name: str) -> bool:
+        return name in [getattr(self.columns, each) for each in USED_BY[self.task]]
 
-def read_examples(path: Path, task: Task, columns: Columns = USUAL) -> list[Example]:
-    """The examples of one file, by its suffix.
+    @property
+    def notes(self) -> list[str]:
+        """What was left out of the file, one sentence each."""
+        if not self.rejected:
+            return []
+        rows = "1 row of {} was" if self.rejected == 1 else f"{self.rejected} rows of {{}} were"
+        return [f"{rows.format(self.file)} left out: `{VERDICT}` is {' or '.join(REJECTED)} there."]
+
+
+def read_examples(
+    path: Path | Sequence[Path], task: Task, columns: Columns = USUAL, notes: list[str] | None = None
+) -> list[Example]:
+    """The examples of one file, by its suffix, or of the files that are its parts. `notes` gets what was left out.
 
     Raises:
         BadInput: no such file, a suffix that is not known, or a column was named that the task does not read.
         BadRows: rows that cannot be read, or a file with none.
     """
     columns.refuse_unused(task)
-    reader = read_file(path, task, columns)
-    if not reader.examples and not reader.faults:
-        reader.faults.append(Fault(str(path), None, "is empty: it holds no rows"))
-    if faults := faults_of([reader]):
+    readers = [read_file(each, task, columns) for each in ([path] if isinstance(path, Path) else path)]
+    if faults := [*faults_of(readers), *no_rows(readers)]:
         raise BadRows(faults)
-    return reader.examples
+    if notes is not None:
+        notes.extend(note for reader in readers for note in reader.notes)
+    return [example for reader in readers for example in reader.examples]
+
+
+def no_rows(parts: Sequence[LabelledFile]) -> list[Fault]:
+    """The fault of a file, or of all parts of a split, without a row that is read; none if it has one."""
+    if any(part.examples or part.faults for part in parts):
+        return []
+    left_out = [note for part in parts for note in part.notes]
+    return [
+        Fault(parts[0].file, None, f"holds no other rows: {left_out[0]}" if left_out else "is empty: it holds no rows")
+    ]
 
 
 def check_there(path: Path) -> None:
@@ -78,7 +109,7 @@ def read_file(path: Path, task: Task, columns: Columns) -> LabelledFile:
 
 
 def _read_into(reader: LabelledFile, path: Path) -> None:
-    suffix = path.suffix
+    suffix = suffix_of(path)
     if suffix == ".txt" and reader.task == "token-classification" and looks_like_columns(path):
         suffix = ".conll"
     if suffix in SUFFIXES:

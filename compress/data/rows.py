@@ -1,8 +1,10 @@
 """Turns one row of a file into an example, or finds its fault."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
+from unicodedata import normalize
 
 from compress.data.columns import USUAL, Columns
 from compress.data.examples import Entity, Example, Task
@@ -94,7 +96,7 @@ def _answer_place(given: object, context: str, name: str) -> tuple[int, int]:
         text, start = given["text"], given["answer_start"]
         end = start + len(text) if isinstance(text, str) and type(start) is int else None
     elif isinstance(given, dict) and {"start", "end"} <= given.keys():
-        text, start, end = None, given["start"], given["end"]
+        text, start, end = given.get("text"), given["start"], given["end"]
     else:
         raise ValueError(
             f"`{name}` holds {given!r:.80}; an object with `text` and `answer_start`, or with `start` and `end`, is needed"
@@ -103,7 +105,10 @@ def _answer_place(given: object, context: str, name: str) -> tuple[int, int]:
         raise ValueError(f"`{name}` holds {given!r:.80}, which is no place in the context ({len(context)} code points)")
     there = context[start:end]
     if text is not None and there != text:
-        raise ValueError(f"`{name}` holds {text!r:.60} at {start}, and the context has {there!r:.60} there")
+        looks = _guess(start, end, text, context) if isinstance(text, str) else ""
+        raise ValueError(
+            f"`{name}` holds {text!r:.60} at {start}, and the context has {there!r:.60} there; {looks}offsets count code points from 0"
+        )
     if not there.strip():
         raise ValueError(f"`{name}` at {start}..{end} covers only whitespace")
     return start + len(there) - len(there.lstrip()), end - len(there) + len(there.rstrip())
@@ -139,12 +144,10 @@ def _head_and_tail(row: dict[str, Any], text: str) -> tuple[tuple[int, int], tup
                 f"`{name}` is {place!r}; an object with `start` and `end` is needed (CSV and TSV cannot hold one)"
             )
         start, end = place["start"], place["end"]
-        if type(start) is not int or type(end) is not int or not 0 <= start < end:
+        if type(start) is not int or type(end) is not int:
             raise ValueError(f"`{name}` is at {start}..{end}: whole numbers are needed, 0 <= start < end")
-        if end > len(text):
-            raise ValueError(f"`{name}` ends at {end}, past the end of the text ({len(text)} code points)")
-        if not text[start:end].strip():
-            raise ValueError(f"`{name}` at {start}..{end} covers only whitespace")
+        if fault := _fault_of_place(start, end, place, text):
+            raise ValueError(f"`{name}` {fault}")
         places.append((start, end))
     head, tail = places
     if head[0] < tail[1] and tail[0] < head[1]:
@@ -177,37 +180,85 @@ def _token_example(row: dict[str, Any], columns: Columns) -> Example:
     if columns.text not in row or columns.entities not in row:
         raise ValueError(columns.fault_of_row(row, "token-classification"))
     text = text_of(row, columns.text)
-    return Example(text, entities=entities_of(row[columns.entities], text, columns.entities))
+    found = entities_and_items(row[columns.entities], text, columns.entities)
+    return Example(text, entities=tuple(entity for entity, _ in found))
 
 
-def entities_of(given: object, text: str, name: str) -> tuple[Entity, ...]:
-    """The entities of `text` in the field `name`, in order.
+def entities_and_items(given: object, text: str, name: str) -> list[tuple[Entity, dict[str, Any]]]:
+    """The entities of `text` in the field `name`, in order and without blanks at their ends, each with the object that it was read from.
 
     Raises:
-        ValueError: they are no list of entities, or two overlap; the message describes the fault.
+        ValueError: they are no list of entities, one contradicts the text, or two overlap; the message describes the fault.
     """
-    if not isinstance(given, list):
-        raise ValueError(f"`{name}` is {type(given).__name__}, not a list")
-    entities = sorted((_entity(item, text) for item in given), key=lambda entity: entity.start)
-    for before, after in pairwise(entities):
+    found = sorted((_entity(item, text) for item in _entity_items(given, name)), key=lambda each: each[0].start)
+    for (before, _), (after, _) in pairwise(found):
         if after.start < before.end:
             raise ValueError(
                 f"entities overlap: {before.label} {before.start}..{before.end} and {after.label} {after.start}..{after.end}"
             )
-    return tuple(entities)
+    return found
 
 
-def _entity(item: object, text: str) -> Entity:
+def _entity_items(given: object, name: str) -> list[object]:
+    """The entities in the field `name`, each as an object. One object of lists, as the `datasets` library gives them, is read too."""
+    if isinstance(given, dict) and {"start", "end", "label"} <= given.keys():
+        lists = {field: values for field, values in given.items() if isinstance(values, list)}
+        if {"start", "end", "label"} <= lists.keys() and len({*map(len, lists.values())}) == 1:
+            return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
+        raise ValueError(
+            f"`{name}` is one object; `start`, `end` and `label` are lists of equal length in it, or `{name}` is a list of such objects"
+        )
+    if not isinstance(given, list):
+        raise ValueError(
+            f"`{name}` is {type(given).__name__}, not a list; a list of objects with `start`, `end` and `label` is needed"
+        )
+    return given
+
+
+def _entity(item: object, text: str) -> tuple[Entity, dict[str, Any]]:
     if not isinstance(item, dict) or not {"start", "end", "label"} <= item.keys():
         raise ValueError(f"entity {item!r} is not an object with `start`, `end`, `label`")
     start, end = item["start"], item["end"]
     if type(start) is not int or type(end) is not int:
         raise ValueError(f"entity {item!r}: `start` and `end` are whole numbers")
     label = label_of(item["label"], "label")
+    if fault := _fault_of_place(start, end, item, text):
+        raise ValueError(f"entity {label} {fault}")
+    there = text[start:end]
+    return Entity(start + len(there) - len(there.lstrip()), end - len(there) + len(there.rstrip()), label), item
+
+
+def _fault_of_place(start: int, end: int, given: Mapping[str, Any], text: str) -> str | None:
+    """Why start..end is no part of the `text`, or not the `text` that the object `given` has itself; None if it is."""
+    own = given.get("text")
+    if isinstance(own, str) and own.strip() and 0 <= start <= end and not _alike(own, text[start:end]):
+        return (
+            f"at {start}..{end} is {text[start:end]!r:.60}, but its own `text` is {own!r:.60}; "
+            f"{_guess(start, end, own, text)}offsets count code points from 0, and `end` is exclusive"
+        )
     if not 0 <= start < end:
-        raise ValueError(f"entity {label} is at {start}..{end}: 0 <= start < end is needed")
+        return f"is at {start}..{end}: 0 <= start < end is needed"
     if end > len(text):
-        raise ValueError(f"entity {label} ends at {end}, past the end of the text ({len(text)} code points)")
-    if not text[start:end].strip():
-        raise ValueError(f"entity {label} at {start}..{end} covers only whitespace")
-    return Entity(start, end, label)
+        return f"ends at {end}, past the end of the text ({len(text)} code points)"
+    return None if text[start:end].strip() else f"at {start}..{end} covers only whitespace"
+
+
+def _guess(start: int, end: int, own: str, text: str) -> str:
+    """What the offsets look like, as the beginning of a remedy; empty if they look like nothing known."""
+    utf16, utf8 = text.encode("utf-16-le", "surrogatepass"), text.encode("utf-8", "surrogatepass")
+    readings = {
+        "its end looks inclusive, add 1: ": text[start : end + 1],
+        "its offsets look like UTF-16 units: ": utf16[2 * start : 2 * end].decode("utf-16-le", "replace"),
+        "its offsets look like bytes of UTF-8: ": utf8[start:end].decode("utf-8", "replace"),
+        "its offsets look counted from 1: ": text[max(0, start - 1) : max(0, end - 1)],
+        "its offsets look counted from 1 with an inclusive end: ": text[max(0, start - 1) : end],
+    }
+    looks = next((looks for looks, found in readings.items() if _alike(own, found)), "")
+    if not looks and text.count(own) == 1:
+        return f"the text has it at {text.index(own)}: "
+    return looks
+
+
+def _alike(one: str, other: str) -> bool:
+    """Whether two texts differ only in blanks, capitals and composed letters."""
+    return one == other or len({" ".join(normalize("NFC", each).casefold().split()) for each in (one, other)}) == 1

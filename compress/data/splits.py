@@ -1,13 +1,15 @@
 """Reads the three splits of a task: from a folder with a file for each, or by the `datasets` library."""
 
 import hashlib
+import re
 from collections import Counter
 from functools import partial
 from pathlib import Path
 
 from compress.data.columns import USUAL, Columns
-from compress.data.datasets_library import is_saved_dataset, read_datasets
+from compress.data.datasets_library import is_saved_dataset, is_saved_split, read_datasets
 from compress.data.examples import (
+    FURTHER_NAMES,
     SPLIT_NAMES,
     SPLITS,
     Example,
@@ -18,12 +20,16 @@ from compress.data.examples import (
     examples_fingerprint,
     is_multi_label,
 )
-from compress.data.file_formats import SUFFIXES
-from compress.data.labelled_files import LabelledFile, faults_of, read_file
-from compress.data.row_faults import BadRows, Fault
+from compress.data.file_formats import SUFFIXES, suffix_of
+from compress.data.labelled_files import LabelledFile, faults_of, no_rows, read_file
+from compress.data.row_faults import BadRows
 from compress.data.teacher_labels import Held, TeacherLabels
 from compress.input_errors import Faults
 from serve.errors import BadInput
+
+# train-00000-of-00002.parquet, or with a hash behind it: how the Hub names the parts of a split.
+PART = re.compile(r"(.+)-(\d{1,9})-of-(\d{1,9})(?:-[0-9a-f]+)?")
+SHOWN_NAMES = 10
 
 
 def read_splits(
@@ -58,26 +64,22 @@ def read_splits(
         raise BadInput(
             f"--data-revision is {revision}, but --data {data} is a local folder; only data sets of the Hub have revisions. Leave it out."
         )
-    if folder.is_dir() and not is_saved_dataset(folder):
-        readers = _read_folder(folder, task, columns)
-    else:
-        readers = read_datasets(data, task, columns, revision)
-    faults = faults_of(list(readers.values()))
-    faults += [
-        Fault(reader.file, None, "is empty: it holds no rows")
-        for reader in readers.values()
-        if not reader.examples and not reader.faults
-    ]
+    check_no_single(folder)
+    saved = not folder.is_dir() or is_saved_dataset(folder)
+    readers, names = (
+        read_datasets(data, task, columns, revision) if saved else (_read_folder(folder, task, columns), [])
+    )
+    several = [reader for parts in readers.values() for reader in parts]
+    faults = faults_of(several)
+    faults += [fault for parts in readers.values() for fault in no_rows(parts)]
     if faults:
         raise BadRows(faults)
     needed = ("test",) if train_from else ("train", "test")
     for name in needed:
         if name not in readers:
-            raise BadInput(
-                f"--data {data} has no {name} split (found: {', '.join(readers) or 'no split'}). "
-                f"Add a file {name}.jsonl, or one that ends in {', '.join(SUFFIXES[1:-1])} or {SUFFIXES[-1]}."
-            )
-    found = {name: reader.examples for name, reader in readers.items()}
+            remedy = f"It has {_some(names)}; give one that name." if saved else f"{_add(name)}{what_is_in(folder)}"
+            raise BadInput(f"--data {data} has no {name} split (found: {', '.join(readers) or 'no split'}). {remedy}")
+    found = {name: [example for reader in parts for example in reader.examples] for name, parts in readers.items()}
     answered = train_from is not None and "train" not in found
     if train_from and answered:
         found["train"] = _answered(train_from, [example for examples in found.values() for example in examples])
@@ -91,29 +93,118 @@ def read_splits(
     digest = hashlib.sha256()
     for name in SPLITS:
         digest.update(examples_fingerprint(found[name]).encode())
-    return Splits(found["train"], found["validation"], found["test"], held_out, digest.hexdigest(), answered)
+    notes = tuple(note for reader in several for note in reader.notes)
+    return Splits(found["train"], found["validation"], found["test"], held_out, digest.hexdigest(), answered, notes)
 
 
 def split_file(folder: Path, split: str) -> Path | None:
-    """The file of `folder` that holds `split`, by any of its names and suffixes; None if there is none.
+    """The file of `folder` that holds `split`, as `split_files`; None if there is none.
 
     Raises:
         BadInput: there are several.
     """
-    named = [folder / f"{name}{suffix}" for name in SPLIT_NAMES[split] for suffix in (*SUFFIXES, ".txt")]
-    files = [path for path in named if path.is_file()]
+    files = split_files(folder, split)
     if len(files) > 1:
         raise BadInput(
-            f"{folder} holds {' and '.join(file.name for file in files)}; {split} needs exactly one file. Remove the others."
+            f"{folder} holds {split} in {len(files)} files, {_some([file.name for file in files])}, and one file is read here. Join them."
         )
     return files[0] if files else None
 
 
-def _read_folder(folder: Path, task: Task, columns: Columns) -> dict[str, LabelledFile]:
+def split_files(folder: Path, split: str) -> list[Path]:
+    """The files of `folder` that hold `split`, by any of its names and suffixes, in capitals or not: one, or all of its parts.
+
+    Parts are named as the Hub names them (train-00000-of-00002.parquet); or where there is no file, they are those of a folder with
+    the name of the split.
+
+    Raises:
+        BadInput: there are several files, or a part is missing.
+    """
+    there = sorted(folder.iterdir())
+    for names in (SPLIT_NAMES[split], FURTHER_NAMES[split]):
+        named = [(file, *_split_and_part(file)) for file in there if file.is_file()]
+        whole = [file for file, name, part in named if name in names and not part]
+        parts = [(file, part) for file, name, part in named if name in names and part]
+        if len(whole) + bool(parts) > 1:
+            several = [file.name for file in (*whole, *(file for file, _ in parts[:1]))]
+            raise BadInput(
+                f"{folder} holds {' and '.join(several)}; {split} needs exactly one file. Remove the others."
+            )
+        count = parts[0][1][1] if parts else 0
+        if {part[1] for _, part in parts} - {count} or not len(parts) == len({part for _, part in parts}) == count:
+            raise BadInput(
+                f"{folder} holds {_some([file.name for file, _ in parts])}, and by these names {split} has {count} parts. Add the others."
+            )
+        within = [each for each in there if each.is_dir() and each.name.lower() in names]
+        if found := whole or [file for file, _ in parts] or [file for each in within for file in _rows_in(each)]:
+            return found
+    return []
+
+
+def _split_and_part(file: Path) -> tuple[str, tuple[int, int] | None]:
+    """The name of a file as that of a split, and which part it is, of how many; None for a whole one. No name for other formats."""
+    if suffix_of(file) not in (*SUFFIXES, ".txt"):
+        return "", None
+    stem = Path(file.stem if file.suffix.lower() == ".gz" else file.name).stem.lower()
+    part = PART.fullmatch(stem)
+    return (part[1], (int(part[2]), int(part[3]))) if part else (stem, None)
+
+
+def _rows_in(folder: Path) -> list[Path]:
+    """The files of rows in a folder."""
+    return [
+        each
+        for each in sorted(folder.iterdir())
+        if each.is_file() and suffix_of(each) in SUFFIXES and each.name[0] != "."
+    ]
+
+
+def check_no_single(folder: Path) -> None:
+    """Check that `folder` is not one data set without splits.
+
+    Raises:
+        BadInput: it is.
+    """
+    if is_saved_split(folder):
+        raise BadInput(
+            f"{folder} holds one data set that `datasets` saved with save_to_disk, without splits. Divide it (train_test_split) and save a "
+            "DatasetDict with train and test, or write a file of each split (to_json)."
+        )
+
+
+def _add(name: str) -> str:
+    return f"Add a file {name}.jsonl, or one that ends in {', '.join(SUFFIXES[1:-1])} or {SUFFIXES[-1]}."
+
+
+def what_is_in(folder: Path) -> str:
+    """What a folder without the split that is looked for holds, as a sentence; empty if there is nothing else than other splits."""
+    used = {file for split in SPLITS for file in _split_files_if_any(folder, split)}
+    other = [each for each in sorted(folder.iterdir()) if each not in used and each.name[0] != "."]
+    if not other:
+        return ""
+    within = [each for each in other if each.is_dir() and _split_files_if_any(each, "train")]
+    hint = f" Give --data {within[0]}, which has splits." if within else ""
+    names = _some([each.name + "/" * each.is_dir() for each in other])
+    return f" It holds {names}, which {'are' if other[1:] else 'is'} no split that is read.{hint}"
+
+
+def _split_files_if_any(folder: Path, split: str) -> list[Path]:
+    try:
+        return split_files(folder, split)
+    except (BadInput, OSError):
+        return []
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+    return ", ".join(names[:SHOWN_NAMES]) + more
+
+
+def _read_folder(folder: Path, task: Task, columns: Columns) -> dict[str, list[LabelledFile]]:
     faults = Faults()
-    files = {split: faults.check(partial(split_file, folder, split)) for split in SPLITS}
+    files = {split: faults.check(partial(split_files, folder, split)) for split in SPLITS}
     faults.raise_if_any()
-    return {split: read_file(file, task, columns) for split, file in files.items() if file}
+    return {split: [read_file(file, task, columns) for file in parts] for split, parts in files.items() if parts}
 
 
 def _answered(teacher: TeacherLabels, others: list[Example]) -> list[Example]:

@@ -16,7 +16,7 @@ from compress.data.carry_words import carry_words, words_of_entities
 from compress.data.columns import USUAL, Columns
 from compress.data.encoded import Encoded
 from compress.data.examples import Example, Task, classes_of, number_of
-from compress.data.file_formats import SUFFIXES, rows_in
+from compress.data.file_formats import SUFFIXES, rows_in, suffix_of
 from compress.data.labelled_files import check_there
 from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
 from serve.errors import BadInput
@@ -176,12 +176,13 @@ def read_teacher_labels(paths: Sequence[Path], task: Task, columns: Columns = US
     first: dict[str, tuple[Path, int]] = {}
     for path in paths:
         check_there(path)
-        if path.suffix not in SUFFIXES or path.suffix == ".conll":
+        suffix = suffix_of(path)
+        if suffix not in SUFFIXES or suffix == ".conll":
             raise BadInput(
                 f"--teacher-labels {path} does not end in {', '.join(SUFFIXES[:-1])}. Give its rows in one of them."
             )
         try:
-            for line, row in rows_in(path, path.suffix, columns, None, faults):
+            for line, row in rows_in(path, suffix, columns, None, faults):
                 try:
                     answer = answer_in(row, task, columns)
                 except ValueError as reason:

@@ -21,10 +21,10 @@ from compress.data.corpus import MASKED_SHARE, RANDOM_SHARE, Masking
 from compress.data.encoded import IGNORED
 from compress.data.examples import SPLITS, Example, examples_fingerprint
 from compress.data.fields import text_of
-from compress.data.file_formats import SUFFIXES, rows_in
+from compress.data.file_formats import SUFFIXES, rows_in, suffix_of
 from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
 from compress.data.sampler import Sampler
-from compress.data.splits import hold_out, split_file
+from compress.data.splits import hold_out, split_files, what_is_in
 from compress.input_errors import Faults
 from serve.errors import BadInput
 
@@ -66,15 +66,19 @@ def read_pair_splits(data: str, columns: Columns = USUAL, target: str = "target"
             f"have `{columns.text}` and `{target}`."
         )
     faults = Faults()
-    files = {split: faults.check(partial(split_file, folder, split)) for split in SPLITS}
+    files = {split: faults.check(partial(split_files, folder, split)) or [] for split in SPLITS}
     faults.raise_if_any()
     if missing := [split for split in ("train", "test") if not files[split]]:
         raise BadInput(
             f"--data {data} has no {' and no '.join(missing)} split. Add a file {missing[0]}.jsonl, or one that ends in "
-            f"{', '.join(SUFFIXES[1:-2])} or {SUFFIXES[-2]}."
+            f"{', '.join(SUFFIXES[1:-2])} or {SUFFIXES[-2]}.{what_is_in(folder)}"
         )
     bad: list[Fault] = []
-    found = {split: _pairs_in(file, columns, target, bad) for split, file in files.items() if file}
+    found = {
+        split: [pair for file in parts for pair in _pairs_in(file, columns, target, bad)]
+        for split, parts in files.items()
+        if parts
+    }
     if bad:
         raise BadRows(bad)
     held = "validation" not in found
@@ -109,14 +113,14 @@ def read_pairs(file: Path, columns: Columns = USUAL, target: str = "target") -> 
 
 def _pairs_in(file: Path, columns: Columns, target: str, bad: list[Fault]) -> list[TextPair]:
     """The pairs of a file; `bad` gets the faults of its rows, and an empty file is one."""
-    if not file.is_file() or file.suffix not in SUFFIXES or file.suffix == ".conll":
+    if not file.is_file() or suffix_of(file) not in SUFFIXES or suffix_of(file) == ".conll":
         raise BadInput(
             f"{file} is no file of rows. Give one that ends in {', '.join(SUFFIXES[:-2])} or {SUFFIXES[-2]}."
         )
     found: list[TextPair] = []
     before = len(bad)
     try:
-        for line, row in rows_in(file, file.suffix, columns, None, bad):
+        for line, row in rows_in(file, suffix_of(file), columns, None, bad):
             try:
                 found.append(_pair_of(row, columns, target))
             except ValueError as reason:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from compress.data.columns import USUAL, Columns
 from compress.data.fields import MOST_CHARACTERS
-from compress.data.file_formats import SUFFIXES, TOO_LONG, lines_in, rows_in
+from compress.data.file_formats import SUFFIXES, TOO_LONG, lines_in, rows_in, suffix_of
 from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
 from compress.data.rows import texts_of
 from serve.errors import BadInput
@@ -46,9 +46,10 @@ def stream_texts(path: Path, columns: Columns = USUAL, *, pairs: bool = False) -
         raise BadInput(
             f"{path} is not a file. Give text as .txt (one document a line) or one of {', '.join(SUFFIXES[:-1])}."
         )
-    if path.suffix != ".txt" and (path.suffix not in SUFFIXES or path.suffix == ".conll"):
+    suffix = suffix_of(path)
+    if suffix != ".txt" and (suffix not in SUFFIXES or suffix == ".conll"):
         raise BadInput(
-            f"{path} has {f'the suffix {path.suffix}' if path.suffix else 'no suffix'}. Give .txt or one of {', '.join(SUFFIXES[:-1])}."
+            f"{path} has {f'the suffix {suffix}' if suffix else 'no suffix'}. Give .txt or one of {', '.join(SUFFIXES[:-1])}."
         )
     return _texts(path, columns, pairs)
 
@@ -58,7 +59,7 @@ def _texts(path: Path, columns: Columns, pairs: bool) -> Iterator[str]:
     faults: list[Fault] = []
     found = False
     try:
-        for text in _lines_of(path, faults) if path.suffix == ".txt" else _fields_of(path, columns, pairs, faults):
+        for text in _lines_of(path, faults) if suffix_of(path) == ".txt" else _fields_of(path, columns, pairs, faults):
             found = True
             yield text
     except UnreadableFrom as error:
@@ -78,7 +79,7 @@ def _lines_of(path: Path, faults: list[Fault]) -> Iterator[str]:
 
 
 def _fields_of(path: Path, columns: Columns, pairs: bool, faults: list[Fault]) -> Iterator[str]:
-    for line, row in rows_in(path, path.suffix, columns, None, faults):
+    for line, row in rows_in(path, suffix_of(path), columns, None, faults):
         try:
             text, pair = texts_of(row, columns, pairs=pairs)
         except ValueError as reason:

@@ -9,7 +9,7 @@ import numpy as np
 from compress.data.encoded import IGNORED, Encoded
 from compress.data.examples import Example, Splits, check_task
 from compress.data.teacher_labels import LEAST, Held, TeacherLabels
-from compress.engine.data_checks import counted
+from compress.engine.label_checks import counted
 from compress.evaluation.metrics import Score, chance, gold_of, score
 from compress.evaluation.numbers import check_unit
 from compress.evaluation.predictions import constant_predictions, predictions

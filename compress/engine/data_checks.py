@@ -1,18 +1,17 @@
 """Finds faults of labels and texts before any training, and collects warnings that do not stop a run."""
 
 from collections import Counter
-from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-from compress.data.encoded import Encoded, encode
-from compress.data.examples import Example, Splits, Task, check_kind
-from compress.engine.label_checks import label_warnings, some
+from compress.data.encoded import encode
+from compress.data.examples import Splits, Task, check_kind
+from compress.engine.label_checks import counted, label_warnings, some
+from compress.engine.text_checks import text_warnings
 from compress.models.pretrained import Opened, with_markers
 from compress.models.shapes import Shape
 from serve.errors import BadInput
 from serve.text.labels import bio_tags, entity_labels
-from serve.text.questions import MOST_ANSWER_TOKENS
 
 
 def keeps_head(start: Opened, splits: Splits, task: Task, shape: Shape | None) -> bool:
@@ -80,7 +79,7 @@ def labels_for(opened: Opened, splits: Splits, task: Task, *, new_head: bool) ->
 
 def warnings_of(splits: Splits, tokenizer: Tokenizer, task: Task, max_length: int) -> list[str]:
     """Warnings that do not stop a run, one sentence each."""
-    found: list[str] = []
+    found = [*splits.notes]
     if splits.answered:
         texts = counted(len(splits.train), "text of --teacher-labels is", "texts of --teacher-labels are")
         found.append(f"There is no train file: {texts} read as train, with their answers as labels.")
@@ -97,15 +96,7 @@ def warnings_of(splits: Splits, tokenizer: Tokenizer, task: Task, max_length: in
     found += _in_two_splits(splits)
     for split in ("train", "validation", "test"):
         encoded = encode(getattr(splits, split), tokenizer, task, ("O",) if task == "token-classification" else ())
-        if encoded.truncated:
-            found.append(
-                f"{encoded.truncated} of {counted(len(encoded), 'text', 'texts')} in {split} {'is' if encoded.truncated == 1 else 'are'} "
-                f"longer than {max_length} tokens: training and scoring ignore the rest."
-            )
-        if task == "question-answering":
-            found += _lost_answers(encoded, getattr(splits, split), split)
-        if task == "token-classification":
-            found += _inside_words(getattr(splits, split), encoded.texts, encoded.encodings, split)
+        found += text_warnings(encoded, getattr(splits, split), max_length, split)
     return found
 
 
@@ -124,41 +115,3 @@ def _in_two_splits(splits: Splits) -> list[str]:
         f"{counted(count, 'text is', 'texts are')} in more than one split ({names}): scores on them are too high for every model."
         for names, count in sorted(shared.items())
     ]
-
-
-def _inside_words(examples: Sequence[Example], texts: Sequence[str], encodings: Sequence, split: str) -> list[str]:  # type: ignore[type-arg]
-    """A warning about entities that begin or end inside a word, which no model can match exactly."""
-    from serve.text.spans import words
-
-    lost = 0
-    for example, text, encoding in zip(examples, texts, encodings, strict=True):
-        found = words(text, encoding.offsets, encoding.word_ids)
-        starts, ends = {word.start for word in found}, {word.end for word in found}
-        reach = max(ends, default=0)
-        lost += sum((e.start not in starts or e.end not in ends) and e.end <= reach for e in example.entities or ())
-    if not lost:
-        return []
-    entities = counted(lost, f"entity in {split} begins or ends", f"entities in {split} begin or end")
-    return [f"{entities} inside a word: models label whole words and cannot match them exactly."]
-
-
-def _lost_answers(encoded: Encoded, examples: Sequence[Example], split: str) -> list[str]:
-    """A warning about answers that no decoder can find: they are too long, or begin or end inside a word that a window cuts."""
-    assert encoded.owners is not None
-    held = {
-        int(owner)
-        for owner, rows in zip(encoded.owners, encoded.targets, strict=True)
-        if rows[1:, 1].any() and rows[1:, 2].argmax() - rows[1:, 1].argmax() < MOST_ANSWER_TOKENS
-    }
-    lost = sum(bool(example.answers) and place not in held for place, example in enumerate(examples))
-    if not lost:
-        return []
-    return [
-        f"{counted(lost, f'answer in {split} is', f'answers in {split} are')} in no window whole, or longer than "
-        f"{MOST_ANSWER_TOKENS} tokens, and cannot be found."
-    ]
-
-
-def counted(count: int, one: str, several: str) -> str:
-    """The count with the form that fits it: `1 text is`, `2 texts are`."""
-    return f"{count} {one if count == 1 else several}"

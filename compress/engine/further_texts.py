@@ -7,8 +7,7 @@ from typing import NamedTuple
 from compress.data.columns import Columns
 from compress.data.examples import Example, Splits, Task, are_relations, is_multi_label, labels_in
 from compress.data.labelled_files import read_examples
-from compress.engine.data_checks import counted
-from compress.engine.label_checks import some
+from compress.engine.label_checks import counted, some
 from serve.errors import BadInput
 from serve.text.labels import entity_labels
 
@@ -21,6 +20,8 @@ class FurtherTexts(NamedTuple):
     """Those that are out of scope."""
     left_out: int
     """Texts that are repeated, or that the data has too."""
+    notes: Sequence[str] = ()
+    """What else was left out of the file."""
 
     def warnings(self, flag: str) -> list[str]:
         """What to know of the file that `flag` names."""
@@ -28,7 +29,7 @@ class FurtherTexts(NamedTuple):
             f"text of {flag} is repeated or in the data too and was",
             f"texts of {flag} are repeated or in the data too and were",
         )
-        return [f"{counted(self.left_out, one, several)} left out."] if self.left_out else []
+        return [*self.notes, *([f"{counted(self.left_out, one, several)} left out."] if self.left_out else [])]
 
 
 def read_further(
@@ -57,7 +58,8 @@ def read_further(
     Raises:
         BadInput: the file cannot be read, has labels of another kind or that the model lacks, or no text is left.
     """
-    every = read_examples(file, task, columns)
+    notes: list[str] = []
+    every = read_examples(file, task, columns, notes)
     if (is_multi_label(every), are_relations(every)) != (splits[0].multi_label, splits[0].relations):
         raise BadInput(f"{flag} {file} has labels of another kind than the data. Give rows like those of --data.")
     known = {
@@ -80,4 +82,4 @@ def read_further(
         raise BadInput(
             f"{flag} {file} has labels that the model lacks: {some(unknown)}. It has {some(sorted(possible))}. Rename or remove them."
         )
-    return FurtherTexts(examples, outside, len(every) - len(new))
+    return FurtherTexts(examples, outside, len(every) - len(new), notes)

@@ -1,9 +1,10 @@
-"""Warnings about labels that may be mistakes: spelt in two ways, or rare."""
+"""Warnings about labels that may be mistakes: spelt in two ways, several in one, two for one text, or rare."""
 
 import difflib
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from compress.data.examples import SPLITS, Example, Splits, Task, classes_of
 
@@ -11,6 +12,11 @@ RARE = 3  # a label with fewer examples in train is rare, if most examples have 
 MANY = 10 * RARE
 ALIKE = 0.75  # difflib's similarity, 0 to 1, from which a rare label may be a misspelt frequent one
 SHOWN = 3
+# What lists look like that were written into one cell: ['a', 'b'], [a, b], [1 0 1], [], ('a', 'b').
+LIST = re.compile(r"""\[(?:\s*|.*['",].*|[\d\s.]+)\]|[({].*['"].*[)}]""", re.DOTALL)
+SEPARATOR = re.compile(r"[,;|]")
+NUMBER = re.compile(r"[+-]?\d{1,15}(?:\.\d{0,15})?")
+TAG = re.compile(r"([BIESLU])[-_](.+)", re.DOTALL | re.IGNORECASE)
 
 
 def label_warnings(splits: Splits, task: Task) -> list[str]:
@@ -18,13 +24,23 @@ def label_warnings(splits: Splits, task: Task) -> list[str]:
     if task in ("text-regression", "question-answering"):
         return []
     counts = {split: _counts(getattr(splits, split), task) for split in SPLITS}
-    found = [*_alike(sum(counts.values(), Counter())), *_rare(counts["train"])]
+    found = spelling_warnings([example for split in SPLITS for example in getattr(splits, split)], task)
+    found += _rare(counts["train"])
     for split in ("validation", "test"):
         if unseen := sorted(counts[split].keys() - counts["train"].keys()):
             found.append(f"{split} has labels that train lacks: {some(unseen)}. Every model gets them wrong.")
     if unscored := sorted(counts["train"].keys() - counts["validation"].keys() - counts["test"].keys()):
         found.append(f"Only train has the labels {some(unscored)}: no score measures how well they are learned.")
     return found
+
+
+def spelling_warnings(examples: Sequence[Example], task: Task) -> list[str]:
+    """The warnings of `label_warnings` that need no splits: about the spelling of labels, and texts with two of them."""
+    if task in ("text-regression", "question-answering"):
+        return []
+    counts = _counts(examples, task)
+    of_tags = _with_prefix(counts) if task == "token-classification" else []
+    return [*_alike(counts), *_several_in_one(counts), *of_tags, *_contradictions(examples)]
 
 
 def some(names: Sequence[str]) -> str:
@@ -41,15 +57,99 @@ def _counts(examples: Iterable[Example], task: Task) -> Counter[str]:
 
 
 def _alike(counts: Counter[str]) -> list[str]:
-    """A warning about labels that differ only in capitals, blanks, dashes and underscores."""
+    """Warnings about labels that differ only in capitals, blanks, dashes and underscores, or that look the same."""
+    spelt = _groups(counts, _folded)
+    same = [group for group in _groups(counts, _as_seen) if group not in spelt]
+    found = []
+    if spelt:
+        found.append(
+            "Some labels differ only in capitals, blanks or dashes, and are learned as different labels: "
+            f"{_listed(spelt, counts, str)}."
+        )
+    if same:
+        found.append(
+            "Some labels look alike, and are learned as different labels: they differ only in characters that cannot be seen, in how "
+            f"letters are composed, in the kind of a dash or quote, or in how a number is written: {_listed(same, counts, ascii)}."
+        )
+    return found
+
+
+def _groups(counts: Counter[str], key: Callable[[str], str]) -> list[list[str]]:
+    """The labels that have the same `key`, where these are several."""
     alike: dict[str, list[str]] = {}
     for label in sorted(counts):
-        alike.setdefault(re.sub(r"[\s_-]+", " ", label).casefold(), []).append(label)
-    groups = [" and ".join(f"{label} ({counts[label]})" for label in labels) for labels in alike.values() if labels[1:]]
-    if not groups:
+        alike.setdefault(key(label), []).append(label)
+    return [labels for labels in alike.values() if labels[1:]]
+
+
+def _folded(label: str) -> str:
+    return re.sub(r"[\s_-]+", " ", label).casefold()
+
+
+def _as_seen(label: str) -> str:
+    """The label without what cannot be seen: formats of Unicode such as a zero-width space, and variants of a letter, dash or quote."""
+    kinds = {"Cf": "", "Pd": "-", "Pi": "'", "Pf": "'"}
+    letters = unicodedata.normalize("NFKC", label).replace("\ufe0f", "")
+    seen = "".join(kinds.get(unicodedata.category(each), each) for each in letters)
+    return f"{float(seen):g}" if NUMBER.fullmatch(seen) else _folded(seen)
+
+
+def _listed(groups: Sequence[Sequence[str]], counts: Counter[str], shown: Callable[[str], str]) -> str:
+    named = [" and ".join(f"{shown(label)} ({counts[label]})" for label in labels) for labels in groups]
+    return "; ".join(named[:SHOWN]) + (f"; and {len(named) - SHOWN} more" if len(named) > SHOWN else "")
+
+
+def _several_in_one(counts: Counter[str]) -> list[str]:
+    """A warning about labels that look like a list, or like several that other texts have too."""
+    parts = {label: [part.strip() for part in SEPARATOR.split(label)] for label in counts}
+    used = Counter(part for each in parts.values() for part in {*each})
+    several = [
+        label
+        for label in sorted(counts)
+        if LIST.fullmatch(label)
+        or (parts[label][1:] and (counts.keys() & parts[label] or all(used[part] > 1 for part in parts[label])))
+    ]
+    if not several:
         return []
-    listed = "; ".join(groups[:SHOWN]) + (f"; and {len(groups) - SHOWN} more" if len(groups) > SHOWN else "")
-    return [f"Some labels differ only in capitals, blanks or dashes, and are learned as different labels: {listed}."]
+    return [
+        f"Some labels look like a list of several in one cell, and each is learned as one label: {some(several)}. Give lists of labels in "
+        "JSON lines or parquet."
+    ]
+
+
+def _with_prefix(counts: Counter[str]) -> list[str]:
+    """A warning about labels of entities that are tags: one label with several prefixes, or all with B-."""
+    tags = {label: match for label in counts if (match := TAG.fullmatch(label))}
+    prefixes = Counter(match[2] for match in tags.values())
+    begun = {match[2] for match in tags.values() if match[1] in "BIbi"}
+    odd = [
+        label for label, match in tags.items() if match[2] in begun and (prefixes[match[2]] > 1 or match[2] in counts)
+    ]
+    if not odd and tags and all(label.startswith(("B-", "B_")) for label in counts):
+        odd = [*tags]
+    if not odd:
+        return []
+    return [
+        f"Some labels of entities begin with the prefix of a tag: {some(sorted(odd))}. Each prefix makes another label "
+        "of one; give each entity whole with its label alone, or words with `tags`."
+    ]
+
+
+def _contradictions(examples: Sequence[Example]) -> list[str]:
+    """A warning about texts that stand in the data twice, with different labels. It holds no text: reports are published."""
+    answers: dict[tuple[str, str], dict[object, str]] = {}
+    for example in examples:
+        if example.label is not None or example.entities is not None:
+            key = (example.text_read.strip(), (example.text_pair or "").strip())
+            name = "" if example.entities is not None else " + ".join(classes_of(example)) or "none"
+            answers.setdefault(key, {})[example.label if example.entities is None else example.entities] = name
+    apart = [each for each in answers.values() if len(each) > 1]
+    if not apart:
+        return []
+    pairs = Counter(" and ".join(sorted(each.values())) for each in apart if all(each.values()))
+    shown = f" ({some([pair for pair, _ in pairs.most_common()])})" if pairs else ""
+    texts = counted(len(apart), "text stands", "texts stand")
+    return [f"{texts} in the data with different labels{shown}: no model can learn or match them all."]
 
 
 def _rare(train: Counter[str]) -> list[str]:
@@ -62,3 +162,8 @@ def _rare(train: Counter[str]) -> list[str]:
         near = difflib.get_close_matches(label, frequent, 1, ALIKE)
         rare.append(f"{label} ({train[label]}{f'; {near[0]} misspelt?' if near else ''})")
     return [f"Train has fewer than {RARE} examples of some labels, too few to learn: {some(rare)}."] if rare else []
+
+
+def counted(count: int, one: str, several: str) -> str:
+    """The count with the form that fits it: `1 text is`, `2 texts are`."""
+    return f"{count} {one if count == 1 else several}"

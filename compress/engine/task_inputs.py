@@ -19,9 +19,10 @@ from compress.data.teacher_labels import TeacherLabels, read_teacher_labels
 from compress.data.texts import read_texts
 from compress.engine.answered import Answered, with_answers
 from compress.engine.answering_teacher import answering_teacher, labels_of, with_body
-from compress.engine.data_checks import counted, keeps_head, labels_for, warnings_of
+from compress.engine.data_checks import keeps_head, labels_for, warnings_of
 from compress.engine.fingerprints import folder_fingerprint
 from compress.engine.hardware import device_here, on_this_machine
+from compress.engine.label_checks import counted
 from compress.engine.method_chain import (
     ON_TASK,
     Chain,

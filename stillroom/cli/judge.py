@@ -51,6 +51,8 @@ def show_evaluation(document: Document) -> None:
     )
     if document["unknown_labels"]:
         say(f"warning: the data has labels that the model lacks: {', '.join(document['unknown_labels'])}")
+    for warning in document.get("warnings", []):
+        say(f"warning: {warning}")
 
 
 def explain(teacher: str, student: str, settings: Explaining) -> Document:

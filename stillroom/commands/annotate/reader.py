@@ -1,7 +1,6 @@
 """Reads rows of text from a file of any size, one at a time, for `annotate`. A row that cannot be read carries its fault."""
 
 import contextlib
-import csv
 import gzip
 import hashlib
 import io
@@ -14,11 +13,20 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from compress.data.fields import MOST_CHARACTERS
-from compress.data.file_formats import SEPARATORS
+from compress.data.file_formats import encoding_fault, suffix_of
+from compress.data.tables import SEPARATORS, TableRow, table_rows
 from serve.errors import BadInput
 from stillroom.commands.annotate import rows
-from stillroom.commands.annotate.rows import Columns, InputRow, faulty, json_row_reader, table_row, text_row, too_long
+from stillroom.commands.annotate.rows import (
+    Columns,
+    InputRow,
+    decoded,
+    faulty,
+    json_row_reader,
+    table_row,
+    text_row,
+    too_long,
+)
 
 FORMATS = ("jsonl", "json", "csv", "tsv", "txt", "parquet")
 # Formats that hold no objects, such as the head of a relation.
@@ -164,10 +172,12 @@ class InputFile:
         if self.format == "parquet":
             return self._parquet_rows()
         stream: Any = self._raw
-        if self.path.suffix == ".gz":
+        if self.path.suffix.lower() == ".gz":
             stream = self._open.enter_context(io.BufferedReader(gzip.GzipFile(fileobj=stream), BUFFER_BYTES))
         elif self._opened:
             stream = io.BufferedReader(stream, BUFFER_BYTES)
+        if fault := encoding_fault(stream.peek(2)):
+            raise BadInput(f"{self.name} {fault}")
         if self.format == "json" and stream.peek(1).removeprefix(BOM).lstrip().startswith(b"["):
             return self._array_rows(stream)
         lines = self._lines = _Lines(stream)
@@ -204,17 +214,16 @@ class InputFile:
         )
 
     def _table_rows(self, lines: _Lines) -> Iterator[InputRow]:
-        csv.field_size_limit(MOST_CHARACTERS)
         read: list[bytes] = []  # the lines of the row that is being read
-        decoded = _decoded(lines, self.name, read)
-        try:
-            first = next((line for line in decoded if line.strip()), "")
-            table = csv.reader(itertools.chain([first] if first else [], decoded), delimiter=self._separator(first))
-            header = [name.strip() for name in next(table, [])]
-        except csv.Error as error:
-            raise BadInput(
-                f"the header of {self.name} is not {self.format.upper()} ({error}); is a quote left open?"
-            ) from error
+        texts = _as_text(lines, self.name, read)
+        first = next((line for line in texts if line.strip()), "")
+        if not first:
+            return iter(())
+        table = table_rows(itertools.chain([first], texts), self._separator(first))
+        top = next(table, TableRow([], 0))
+        if top.fault:
+            raise BadInput(f"the header of {self.name} {top.fault}")
+        header = [name.strip() for name in top.cells]
         self._check_header([name.encode("utf-8", "replace").decode() for name in header])
         if self._start.byte:
             lines.go_to(self._start)
@@ -223,7 +232,7 @@ class InputFile:
     def _separator(self, first: str) -> str:
         """The first of the usual separators that gives all needed columns in the line `first`, else that of the most columns."""
         names = {
-            each: [name.strip() for name in next(csv.reader([first], delimiter=each), [])]
+            each: [name.strip() for name in next(table_rows([first], each), TableRow([], 0)).cells]
             for each in SEPARATORS[f".{self.format}"]
         }
         needed = set(self.columns.needed())
@@ -232,22 +241,19 @@ class InputFile:
             max(names, key=lambda each: len(names[each])),
         )
 
-    def _rows_under(self, header: list[str], table: Any, read: list[bytes], lines: _Lines) -> Iterator[InputRow]:
+    def _rows_under(
+        self, header: list[str], table: Iterator[TableRow], read: list[bytes], lines: _Lines
+    ) -> Iterator[InputRow]:
         while True:
             line = lines.number + 1
             read.clear()
-            try:
-                cells = next(table)
-            except StopIteration:
+            row = next(table, None)
+            if row is None:
                 return
-            except csv.Error as error:
-                fault = f"cannot be read as a row of a table ({error})"
-                if "field limit" in str(error):
-                    fault = f"has a cell of more than {MOST_CHARACTERS:,} characters, which is the limit; is a quote left open?"
-                yield faulty(line, fault, b"".join(read))
-                continue
-            if cells:
-                yield table_row(line, header, cells, self.columns, b"".join(read))
+            if row.fault:
+                yield faulty(line, row.fault, b"".join(read))
+            elif row.cells:
+                yield table_row(line, header, row.cells, self.columns, b"".join(read))
 
     def _array_rows(self, stream: BinaryIO) -> Iterator[InputRow]:
         held = stream.read(MOST_ARRAY_BYTES + 1)
@@ -257,7 +263,7 @@ class InputFile:
                 f"jq -c '.[]' {self.path.name} > {self.path.with_suffix('.jsonl').name}"
             )
         try:
-            elements = msgspec.json.decode(held.removeprefix(BOM), type=list[msgspec.Raw])
+            elements, _ = decoded(msgspec.json.Decoder(list[msgspec.Raw]).decode, held.removeprefix(BOM))
         except (ValueError, RecursionError) as error:
             raise BadInput(f"{self.name} is neither a JSON array of objects nor JSON lines ({error})") from error
         self.unit = "row"
@@ -279,7 +285,21 @@ class InputFile:
                 raise
             raise BadInput(f"{self.name} is not a parquet file: {error}") from error
         self._check_header(file.schema_arrow.names)
+        if file.metadata.num_rows:
+            self._check_texts(file.schema_arrow)
         return file
+
+    def _check_texts(self, schema: Any) -> None:
+        """Raises BadInput where a column of texts has another type: its values would be answered as they are written in JSON."""
+        import pyarrow as pa
+
+        for name in (self.columns.text, self.columns.pair):
+            kind = schema.field(name).type if name in schema.names else pa.null()
+            kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+            if str(kind) not in ("string", "large_string", "string_view", "null"):
+                raise BadInput(
+                    f"{self.name} has a column {name} of type {kind}, and texts are needed; cast it to string where the file is written"
+                )
 
     def _parquet_rows(self) -> Iterator[InputRow]:
         file = self.table()
@@ -322,7 +342,7 @@ def format_of(path: Path) -> str:
     """The format that the file's name ends with; `jsonl` for standard input."""
     if path == STDIN:
         return "jsonl"
-    return Path(path.stem if path.suffix == ".gz" else path.name).suffix.removeprefix(".").lower()
+    return suffix_of(path).removeprefix(".")
 
 
 def input_faults(path: Path, format: str | None, columns: Columns) -> Iterator[str]:
@@ -331,7 +351,7 @@ def input_faults(path: Path, format: str | None, columns: Columns) -> Iterator[s
     if found not in FORMATS:
         given = f"--format {format}" if format else f"the name {path}"
         yield f"{given} is no known format; give --format {_either(FORMATS)}"
-    if found == "parquet" and (path == STDIN or path.suffix == ".gz"):
+    if found == "parquet" and (path == STDIN or path.suffix.lower() == ".gz"):
         what = "standard input" if path == STDIN else f"{path}, compressed with gzip,"
         yield f"{what} cannot be parquet, which is read from its end; give an uncompressed file"
     if columns.relations and found in FLAT_FORMATS:
@@ -358,7 +378,7 @@ def _either(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-def _decoded(lines: Iterable[_Line], name: str, read: list[bytes]) -> Iterator[str]:
+def _as_text(lines: Iterable[_Line], name: str, read: list[bytes]) -> Iterator[str]:
     """Lines for `csv`, kept in `read` as bytes. A byte that is not UTF-8 becomes a lone surrogate; `table_row` reports its row."""
     for line in lines:
         if not line.whole:

@@ -16,6 +16,7 @@ from serve.text.relation_items import UNMARKED, Part, marked_text
 
 MOST_ROW_BYTES = 8 * MOST_CHARACTERS  # bounds the memory for a file without line ends
 SHOWN_FIELDS = 20
+NO_NUMBER = re.compile(rb"[:,\[\s](?:NaN|-?Infinity)\b")
 HALF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 NOT_JSON = "is not JSON ("  # the reason follows, which differs from row to row
 PAIR, HEAD, TAIL = "text_pair", "head", "tail"
@@ -95,7 +96,7 @@ def json_row_reader(columns: Columns, hint: str = "") -> Callable[[int, bytes], 
             return faulty(line, too_long(), written)
         try:
             written.decode("utf-8")  # msgspec does not check fields that it does not decode
-            row = decode(written)
+            row, written = decoded(decode, written)
             text = _marked(row, columns.offsets) if columns.relations else row.text
             if max(len(text), len(row.text_pair or "")) > MOST_CHARACTERS:
                 return faulty(line, cell_too_long(), written)
@@ -111,6 +112,21 @@ def json_row_reader(columns: Columns, hint: str = "") -> Callable[[int, bytes], 
         return InputRow(line, written[:-1].rstrip(), text, row.text_pair, None)
 
     return read
+
+
+def decoded(decode: Callable[[bytes], Any], written: bytes) -> tuple[Any, bytes]:
+    """What `decode` makes of `written`, and this; with null in place of NaN and Infinity, which Python writes and JSON does not have.
+
+    Raises:
+        ValueError: it is not JSON, or not of the type; or RecursionError.
+    """
+    try:
+        return decode(written), written
+    except msgspec.DecodeError:
+        if not NO_NUMBER.search(written):
+            raise
+        plain = msgspec.json.encode(json.loads(written, parse_constant=lambda _: None))
+        return decode(plain), plain
 
 
 def table_row(line: int, header: list[str], cells: list[str], columns: Columns, read: bytes) -> InputRow:
@@ -156,7 +172,8 @@ def _json_fault(written: bytes, error: Exception, columns: Columns, hint: str) -
             names = list(islice(msgspec.json.decode(written, type=dict[str, msgspec.Raw]), SHOWN_FIELDS))
             fields = f"its fields are {', '.join(map(repr, names))}" if names else "it has no fields"
             return f'has no field "{lacks}"; {fields}{hint}'
-        return f'{said[0].lower()}{said[1:]}; give an object such as {{"{columns.text}": "..."}}'
+        nan = " (NaN and Infinity are read as null)" if NO_NUMBER.search(written) else ""
+        return f'{said[0].lower()}{said[1:]}{nan}; give an object such as {{"{columns.text}": "..."}}'
     if HALF_A_PAIR.search(written):
         try:
             json.loads(written)

@@ -57,7 +57,7 @@ def write_table(rows: Path, out: Path, field: str, manifest: Manifest, source: P
     from pyarrow import parquet
 
     with_errors = any(ERROR in row and field not in row for row in _read(rows))
-    schema = None if source.suffix == TABLE else _schema_of(rows, field)
+    schema = None if source.suffix.lower() == TABLE else _schema_of(rows, field)
     with _replacing(out) as partial:
         writer: Any = None
         try:
@@ -97,6 +97,8 @@ def _groups(
     read = _read(rows)
     if schema is None:
         with parquet.ParquetFile(source) as file:
+            if not file.metadata.num_rows:
+                yield file.schema_arrow.empty_table(), []
             for batch in file.iter_batches(batch_size=ROWS):
                 group = list(itertools.islice(read, batch.num_rows))
                 if len(group) < batch.num_rows:

@@ -20,6 +20,7 @@ from stillroom.inputs.local_bundle import local_bundle
 from stillroom.settings.evaluate import Evaluation
 
 if TYPE_CHECKING:
+    from compress.data.encoded import Encoded
     from compress.data.examples import Example, Task
     from compress.evaluation.metrics import Prediction
 
@@ -38,6 +39,7 @@ class _Answered(NamedTuple):
     multi_label: bool
     labels: Sequence[str]  # by index
     variant: str
+    warnings: list[str]
 
 
 def evaluate(model: str, data: Path | str, **settings: Any) -> dict[str, Any]:
@@ -45,12 +47,13 @@ def evaluate(model: str, data: Path | str, **settings: Any) -> dict[str, Any]:
 
     Settings are the fields of `stillroom.settings.evaluate.Evaluation`: variant, device, task, split, teacher, revision.
 
-    Returns `{model, variant, task, metric, value, low, high, examples, labels, unknown_labels}`, where `labels` has for each
+    Returns `{model, variant, task, metric, value, low, high, examples, labels, unknown_labels, warnings}`, where `labels` has for each
     label its `precision`, `recall`, `f1` and `support` (its count in the data). `unknown_labels` are labels of the data that the
-    model lacks. Where rows name two languages or more, `languages` has for each `value`, `low`, `high` and `examples`, and
-    `mean_of_languages` is the mean of the values. Of a model that gives numbers, `scores` has the `value`, `low` and `high` of
-    `spearman` and `mean_squared_error`, and `labels` is empty; of one that answers questions those of `exact_match`, and where only some
-    questions have an answer of `f1_with_answer` and `f1_without_answer`. For a bundle, torch is not imported.
+    model lacks, `warnings` what `run` says of such data. Where rows name two languages or more, `languages` has for each `value`,
+    `low`, `high` and `examples`, and `mean_of_languages` is the mean of the values. Of a model that gives numbers, `scores` has the
+    `value`, `low` and `high` of `spearman` and `mean_squared_error`, and `labels` is empty; of one that answers questions those of
+    `exact_match`, and where only some questions have an answer of `f1_with_answer` and `f1_without_answer`. For a bundle, torch is not
+    imported.
 
     An encoder of sentences is compared with its `teacher`: the metric is Spearman's rho between both models' similarities of texts,
     `scores` has `recall_at_10`, and where a folder of splits has one label a text, `neighbour_accuracy` has for the `model` and the
@@ -94,6 +97,7 @@ def evaluate_on(model: str, given: Evaluation) -> dict[str, Any]:
         "examples": len(found.examples),
         "labels": [{"label": name, **scores} for name, scores in per_label(gold, found.said).items()],
         "unknown_labels": [name for name in labels_in(found.examples, found.task) if name not in known],
+        "warnings": found.warnings,
     }
     if found.task == "question-answering":
         document |= {"scores": {name: asdict(each) for name, each in question_scores(gold, found.said).items()}}
@@ -131,17 +135,20 @@ def label_rows(document: dict[str, Any]) -> list[list[str]]:
 
 
 def _of_bundle(model: str, data: Path, given: Evaluation) -> _Answered:
+    from compress.data.encoded import encode
     from compress.data.examples import check_kind, check_task
     from compress.evaluation.metrics import prediction_of
     from serve.model.pipeline import Pipeline
     from serve.text.entity_markers import knows_markers
+    from serve.text.tokenizer import load_tokenizer
 
     refuse_revision(model, given)
     pipeline = _with_data(lambda: Pipeline(model, given.variant, device=given.device), data, given.split)
     task = check_task(pipeline.manifest.task)
     if given.task and given.task != task:
         raise BadInput(f"--task is {given.task}, but {model} is a bundle for {task}.")
-    examples = examples_of(data, given, task)
+    notes: list[str] = []
+    examples = examples_of(data, given, task, notes)
     multi_label = pipeline.manifest.multi_label
     if task == "text-classification":
         check_kind(examples, model, multi_label=multi_label, markers=knows_markers(pipeline.tokenizer))
@@ -157,7 +164,10 @@ def _of_bundle(model: str, data: Path, given: Evaluation) -> _Answered:
             strict=True,
         ):
             said[i] = prediction_of(answer, multi_label=multi_label)
-    return _Answered(examples, said, task, multi_label, pipeline.manifest.labels, pipeline.variant)
+    tokenizer = load_tokenizer(pipeline.bundle.path, pipeline.manifest.max_length)
+    encoded = encode(examples, tokenizer, task, ("O",) if task == "token-classification" else ())
+    warnings = notes + _warnings(examples, encoded, pipeline.manifest.max_length, file_of(data, given.split))
+    return _Answered(examples, said, task, multi_label, pipeline.manifest.labels, pipeline.variant, warnings)
 
 
 def _of_checkpoint(model: str, data: Path, given: Evaluation) -> _Answered:
@@ -177,7 +187,8 @@ def _of_checkpoint(model: str, data: Path, given: Evaluation) -> _Answered:
     if not heads:
         raise BadInput(f"{model} has no head for {given.task or ' or '.join(HEADS)}; `stillroom run` gives it one.")
     task = check_task(heads[0])
-    examples = examples_of(data, given, task)
+    notes: list[str] = []
+    examples = examples_of(data, given, task, notes)
     labels = opened.head_for(task) or ()
     multi_label = task == "text-classification" and opened.multi_label
     tokenizer = open_tokenizer(opened)
@@ -185,7 +196,17 @@ def _of_checkpoint(model: str, data: Path, given: Evaluation) -> _Answered:
         check_kind(examples, model, multi_label=multi_label, markers=knows_markers(tokenizer))
     encoded = encode(examples, tokenizer, task, labels, multi_label=multi_label)
     said = predictions(encoded, row_logits(load(opened, task).to(device), encoded))
-    return _Answered(examples, said, task, multi_label, labels, "torch")
+    longest = (tokenizer.truncation or {}).get("max_length", opened.max_length)
+    warnings = notes + _warnings(examples, encoded, longest, file_of(data, given.split))
+    return _Answered(examples, said, task, multi_label, labels, "torch", warnings)
+
+
+def _warnings(examples: "Sequence[Example]", encoded: "Encoded", max_length: int, file: Path) -> list[str]:
+    """What `run` says of such data."""
+    from compress.engine.label_checks import spelling_warnings
+    from compress.engine.text_checks import text_warnings
+
+    return [*spelling_warnings(examples, encoded.task), *text_warnings(encoded, examples, max_length, file.name)]
 
 
 def _with_data(open_it: Callable[[], T], data: Path, split: str) -> T:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from compress.data.columns import USUAL, Columns
 from compress.data.examples import Example, Task
-from compress.data.file_formats import rows_in
+from compress.data.file_formats import rows_in, suffix_of
 from compress.data.labelled_files import read_examples
 from compress.data.splits import split_file
 from compress.data.subset import subset
@@ -107,20 +107,21 @@ def _labelled(file: Path, task: str | None, columns: Columns) -> tuple[list[Exam
         return None, ["The models do not share one task, so there is no metric."]
     if task == VECTORS:
         return None, ["Vectors have no labels, so there is no metric; `stillroom evaluate --teacher` compares them."]
+    notes: list[str] = []
     try:
-        examples = read_examples(file, cast(Any, task), columns)
+        examples = read_examples(file, cast(Any, task), columns, notes)
     except BadInput as error:
-        if file.suffix == ".txt":
+        if suffix_of(file) == ".txt":
             return None, [f"No metric: {file.name} is plain text."]
         # If a column was named or the first row has labels, missing labels are an error and not a file without labels.
         if columns != USUAL or not _lacks_labels(file, cast(Any, task)):
             raise
         return None, [f"No metric: {file.name} has no labels for {task} ({error.message.splitlines()[-1].strip()})."]
-    return examples, []
+    return examples, notes
 
 
 def _lacks_labels(file: Path, task: Task) -> bool:
     """Whether the first row of `file` lacks a field that `task` needs."""
-    for _, row in rows_in(file, file.suffix, USUAL, None, []):
+    for _, row in rows_in(file, suffix_of(file), USUAL, None, []):
         return isinstance(row, dict) and bool(USUAL.missing([*row], task))
     return True

@@ -144,8 +144,8 @@ def test_two_files_for_one_split_are_a_fault_that_names_both_of_every_split(tmp_
         written(tmp_path / name, "text,label\na,x\n")
     with pytest.raises(BadInput) as caught:
         read_splits(str(tmp_path), TEXT)
-    assert "holds train.jsonl and train.csv; train needs exactly one file. Remove the others." in str(caught.value)
-    assert "holds validation.csv and dev.csv; validation needs exactly one file" in str(caught.value)
+    assert "holds train.csv and train.jsonl; train needs exactly one file. Remove the others." in str(caught.value)
+    assert "holds dev.csv and validation.csv; validation needs exactly one file" in str(caught.value)
 
 
 def test_a_revision_of_a_folder_is_refused(tmp_path: Path) -> None:

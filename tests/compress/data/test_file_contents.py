@@ -1,6 +1,7 @@
 """What files may hold: arrays, class numbers with names, cells of any length up to one limit, quotes."""
 
 import json
+import shutil
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,28 @@ def test_class_numbers_in_parquet_of_the_hub_become_names(tmp_path: Path) -> Non
         read_examples(path, TEXT)
     path = parquet_of(path, {"text": ["a", "b"], "label": [1, 0]}, classes)
     assert [example.label for example in read_examples(path, TEXT)] == ["yes", "no"]
+
+
+def test_class_numbers_within_objects_and_lists_become_names(tmp_path: Path) -> None:
+    import datasets
+
+    place, names = datasets.Value("int32"), datasets.ClassLabel(names=["per", "loc"])
+    fields = {"start": place, "end": place, "label": names}
+    lists = {"start": [0, 7], "end": [3, 11], "label": [0, 1]}
+    objects = [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
+    for kind, entities in ((datasets.Sequence(fields), lists), ([fields], objects)):
+        features = datasets.Features({"text": datasets.Value("string"), "entities": kind})
+        path = parquet_of(tmp_path / "a.parquet", {"text": ["Ann in Graz"], "entities": [entities]}, features)
+        (example,) = read_examples(path, TOKENS)
+        assert example.entities == (Entity(0, 3, "per"), Entity(7, 11, "loc"))
+        split = datasets.Dataset.from_parquet(str(path), cache_dir=str(tmp_path / "cache"))
+        datasets.DatasetDict(dict.fromkeys(("train", "dev", "test"), split)).save_to_disk(str(tmp_path / "saved"))
+        assert read_splits(str(tmp_path / "saved"), TOKENS).test == [example]
+        shutil.rmtree(tmp_path / "saved")
+    objects[0]["label"] = -1
+    path = parquet_of(tmp_path / "a.parquet", {"text": ["Ann in Graz"], "entities": [objects]}, features)
+    with pytest.raises(BadRows, match="`label` holds the class number -1, which has no name"):
+        read_examples(path, TOKENS)
 
 
 def test_what_else_stands_in_a_parquet_file_of_the_hub_is_passed_over(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import pytest
+
 from compress.data.examples import Entity, Example, Splits
 from compress.engine.label_checks import label_warnings
 
@@ -9,7 +11,7 @@ TEXT, TOKENS = "text-classification", "token-classification"
 
 
 def examples(*labels: str | tuple[str, ...]) -> list[Example]:
-    return [Example(f"text {i}", label=label) for i, label in enumerate(labels)]
+    return [Example(f"text {i} of {label}", label=label) for i, label in enumerate(labels)]
 
 
 def warnings(train: Sequence[str], validation: Sequence[str], test: Sequence[str]) -> list[str]:
@@ -43,9 +45,74 @@ def test_a_label_that_only_one_split_has_is_told() -> None:
 
 
 def test_labels_of_entities_and_of_lists_are_looked_at_as_well() -> None:
-    entities = [Example("ab", entities=(Entity(0, 1, "x"), Entity(1, 2, label))) for label in ("X", "x")]
+    entities = [Example(f"ab {label}", entities=(Entity(0, 1, "x"), Entity(1, 2, label))) for label in ("X", "x")]
     (said,) = label_warnings(Splits(entities, entities, entities), TOKENS)
     assert "X (3) and x (9)" in said
     lists = examples(("x", "y"), (), ("X",))
     (said,) = label_warnings(Splits(lists, lists, lists), TEXT)
     assert "X (3) and x (3)" in said
+
+
+def test_labels_that_look_the_same_are_told_with_what_cannot_be_seen() -> None:
+    for other in ("city\u200b", "\ufeffcity", "ci\u00adty", "\uff43ity"):
+        (said,) = warnings(["city", other], ["city"], [other])
+        assert "look alike" in said
+        assert "'city' (2)" in said
+        assert ascii(other) in said
+    (said,) = warnings(["caf\u00e9", "cafe\u0301"], ["caf\u00e9"], ["cafe\u0301"])
+    assert "how letters are composed" in said
+    (said,) = warnings(["a-b", "a\u2013b"], ["a-b"], ["a\u2013b"])
+    assert "kind of a dash" in said
+    (said,) = warnings(["1", "2"], ["1.0"], ["2"])[:1]
+    assert "'1' (1) and '1.0' (1)" in said
+    assert warnings(["1", "10"], ["1"], ["10"]) == []
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ("a,b", "a", "b"),
+        ("a|b", "b|c", "c|a"),
+        ("red; blue", "red", "blue"),
+        ("sport, politics", "sport"),
+        ("['a', 'b']", "c"),
+        ("('a', 'b')", "c"),
+        ("[1 0]", "[0 1]"),
+        ("[]", "[a, b]"),
+    ],
+)
+def test_several_labels_in_one_cell_are_told(labels: tuple[str, ...]) -> None:
+    (said,) = warnings(labels, labels, labels)
+    assert "look like a list of several in one cell" in said
+    assert labels[0] in said
+
+
+def test_a_label_with_a_comma_of_its_own_is_none_of_several() -> None:
+    labels = ["Cause-Effect(e1,e2)", "Cause-Effect(e2,e1)", "Food, fresh", "Toys", "[PER]", "n/a"]
+    assert warnings(labels, labels, labels) == []
+
+
+def test_a_text_with_two_labels_is_told_without_the_text() -> None:
+    rows = [Example("secret words", label="pos"), Example(" secret words ", label="neg"), Example("other", label="pos")]
+    (said,) = label_warnings(Splits(rows, rows, rows), TEXT)
+    assert "1 text stands in the data with different labels (neg and pos)" in said
+    assert "secret" not in said
+    twice = [Example("a b", entities=(Entity(0, 1, name),)) for name in ("x", "y")]
+    assert "1 text stands in the data with different labels:" in label_warnings(Splits(twice, twice, twice), TOKENS)[0]
+
+
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        (("B-person", "I-person"), True),
+        (("B-person", "person"), True),
+        (("B-person", "B-city"), True),
+        (("B_person", "I_person"), True),
+        (("E-mail", "mail", "S-Bahn", "U-Bahn"), False),
+        (("B-52", "plane"), False),
+    ],
+)
+def test_labels_of_entities_that_are_tags_are_told(labels: tuple[str, ...], told: bool) -> None:
+    rows = [Example(f"ab {label}", entities=(Entity(0, 2, label),)) for label in labels]
+    said = label_warnings(Splits(rows, rows, rows), TOKENS)
+    assert [("begin with the prefix of a tag" in each) for each in said] == [True] * told

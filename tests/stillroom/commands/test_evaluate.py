@@ -11,6 +11,7 @@ from small_task import write_rows
 import stillroom
 from serve.bundle.gpu import gpu_lacks
 from serve.errors import BadInput
+from stillroom.cli.judge import show_evaluation
 from stillroom.commands.evaluate.run import LABEL_COLUMNS, label_rows, language_rows
 
 ROWS: list[dict[str, object]] = [
@@ -87,6 +88,28 @@ def test_entities_are_scored_by_their_label(tmp_path: Path) -> None:
     assert document["unknown_labels"] == ["weather"]
 
 
+def test_blanks_at_the_ends_of_entities_change_no_score_and_ends_within_words_are_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bundle = write_bundle(tmp_path / "cities", city_table())
+
+    def scored(start: int, end: int, label: str = "city") -> dict[str, Any]:
+        rows: list[dict[str, object]] = [
+            {"text": "to rome to", "entities": [{"start": start, "end": end, "label": label}]}
+        ]
+        return stillroom.evaluate(str(bundle), write_rows(tmp_path / "test.jsonl", rows))
+
+    assert [scored(*place)["value"] for place in ((3, 7), (3, 8), (2, 8))] == [1.0, 1.0, 1.0]
+    assert scored(2, 8)["warnings"] == []
+    inclusive = scored(3, 6, "B-city")
+    assert inclusive["value"] == 0.0
+    show_evaluation(inclusive)
+    printed = " ".join(capfd.readouterr().err.split())
+    assert "warning: 1 entity in test.jsonl begins or ends inside a word" in printed
+    assert "with an `end` of 1 more" in printed
+    assert "prefix of a tag: B-city" in printed
+
+
 def test_a_folder_of_splits_is_scored_on_test_or_the_split_that_is_named(intents: Path, splits: Path) -> None:
     whole, file = (stillroom.evaluate(str(intents), data) for data in (splits, splits / "test.jsonl"))
     assert whole == file
@@ -126,7 +149,7 @@ def test_a_split_that_a_saved_data_set_does_not_have_is_not_made_up(intents: Pat
 
 def test_a_split_in_two_files_is_refused(intents: Path, splits: Path) -> None:
     (splits / "test.csv").write_text("text,label\nplease fly,book\n", encoding="utf-8")
-    with pytest.raises(BadInput, match=r"holds test\.jsonl and test\.csv; test needs exactly one file"):
+    with pytest.raises(BadInput, match=r"holds test\.csv and test\.jsonl; test needs exactly one file"):
         stillroom.evaluate(str(intents), splits)
 
 

@@ -294,7 +294,6 @@ def test_all_bad_rows_at_hand_are_told_at_once_and_a_mended_file_goes_on(cities:
         pytest.param(b"text\na\n\xff\n", "line 3: is not UTF-8", id="not-utf-8"),
         pytest.param(b"id\n1\n", "has the column id; it needs the column text", id="no-text"),
         pytest.param(b"text,answer\na,b\n", "and answer must not", id="an-answer"),
-        pytest.param(b"", "has no columns; it needs the column text", id="empty"),
     ],
 )
 def test_a_table_that_cannot_be_used(cities: Path, tmp_path: Path, content: bytes, fault: str) -> None:

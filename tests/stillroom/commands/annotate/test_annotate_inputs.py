@@ -5,6 +5,7 @@ import json
 import random
 import sys
 from dataclasses import replace
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from compress.data import tables
 from serve.errors import BadInput
 from serve.model.pipeline import Pipeline
 from serve.text.answers import AnswerOptions
 from stillroom.commands.annotate import reader, rows
-from stillroom.commands.annotate.reader import InputFile
+from stillroom.commands.annotate.reader import InputFile, input_faults
 from stillroom.commands.annotate.rows import Columns
 from stillroom.commands.annotate.runner import annotate
 from stillroom.settings.annotate import Annotation
@@ -121,6 +123,50 @@ def test_the_values_of_parquet_become_json(tmp_path: Path) -> None:
     found = read(write_parquet(tmp_path / "in.parquet", columns))
     assert found[0] == ({"text": "a", "when": 1.5, "price": "1.20", "tags": ["x"], "inner": {"n": 1}}, None)
     assert found[1][1] == 'expected `str`, got `null` - at `$.text`; give an object such as {"text": "..."}'
+
+
+@pytest.mark.parametrize(
+    "values", [[b"a", b"b"], [Decimal("1.20"), None], [date(2026, 1, 2), None], [1, 2], [["a"], []]], ids=repr
+)
+def test_a_column_of_texts_of_another_type_is_refused_before_a_row_is_read(tmp_path: Path, values: list[Any]) -> None:
+    for columns in ({"text": values}, {"text": ["a", "b"], "text_pair": values}):
+        with pytest.raises(
+            BadInput, match=r"has a column text(_pair)? of type .*, and texts are needed; cast it to string"
+        ):
+            read(write_parquet(tmp_path / "in.parquet", columns))
+    same = pa.table({"text": pa.array(["a", None]).dictionary_encode(), "text_pair": pa.nulls(2)})
+    parquet.write_table(same, tmp_path / "in.parquet")
+    assert read(tmp_path / "in.parquet")[0] == ({"text": "a", "text_pair": None}, None)
+
+
+def test_nan_and_infinity_come_back_as_null_and_other_rows_as_they_are(tmp_path: Path) -> None:
+    rows = ['{"text": "a", "n": NaN, "l": [1.50, -Infinity]}', '{"text": "is NaN, or", "n": 1.50}', '{"text": NaN}']
+    (tmp_path / "in.jsonl").write_text("\n".join(rows))
+    with InputFile(tmp_path / "in.jsonl") as source:
+        first, second, third = source.rows()
+    assert first.fields == b'{"text":"a","n":null,"l":[1.5,null]'
+    assert second.fields == rows[1][:-1].encode()
+    assert third.fault is not None
+    assert "got `null` - at `$.text` (NaN and Infinity are read as null)" in third.fault
+    (tmp_path / "in.json").write_text(f"[{', '.join(rows[:2])}]")
+    assert read(tmp_path / "in.json")[0] == ({"text": "a", "n": None, "l": [1.5, None]}, None)
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.csv", "in.txt", "in.json", "in.jsonl.gz"])
+def test_utf16_is_told_once_and_not_for_each_row(tmp_path: Path, name: str) -> None:
+    for encoding in ("utf-16", "utf-16-le"):
+        content = '{"text": "a"}\n'.encode(encoding)
+        (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+        with pytest.raises(BadInput, match="is UTF-16 text; save the file as UTF-8"):
+            read(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["IN.NDJSON", "in.ndjson.gz", "In.JSONL.GZ", "in.jsonlines"])
+def test_the_format_of_a_name_in_capitals_or_packed_is_known(tmp_path: Path, name: str) -> None:
+    content = b'{"text": "a"}\n'
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.lower().endswith(".gz") else content)
+    assert read(tmp_path / name) == [({"text": "a"}, None)]
+    assert list(input_faults(tmp_path / name, None, Columns())) == []
 
 
 def test_parquet_without_pyarrow_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +322,7 @@ def test_a_row_has_a_limit_in_every_format(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_text_has_a_limit_in_every_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "MOST_CHARACTERS", 20)
-    monkeypatch.setattr(reader, "MOST_CHARACTERS", 20)
+    monkeypatch.setattr(tables, "MOST_CHARACTERS", 20)
     text = "ä" * 21
     (tmp_path / "in.jsonl").write_text(json.dumps({"text": text}) + '\n{"text": "b"}\n')
     (tmp_path / "in.txt").write_text(f"{text}\nb\n")

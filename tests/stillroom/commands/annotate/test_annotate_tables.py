@@ -2,6 +2,7 @@
 
 import base64
 import datetime
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -69,13 +70,35 @@ def test_a_table_keeps_the_columns_and_types_of_a_parquet_input(
     vectors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "ROWS", 5)
-    parquet.write_table(typed(), tmp_path / "in.parquet", row_group_size=7)
+    parquet.write_table(typed(), tmp_path / "in.PARQUET", row_group_size=7)
     out = tmp_path / "out.parquet"
-    annotate(Annotation(vectors, tmp_path / "in.parquet", out, answer_field="vector", processes=1))
+    annotate(Annotation(vectors, tmp_path / "in.PARQUET", out, answer_field="vector", processes=1))
     found = parquet.read_table(out)
-    assert found.drop_columns(["vector"]).equals(parquet.read_table(tmp_path / "in.parquet"))
+    assert found.drop_columns(["vector"]).equals(parquet.read_table(tmp_path / "in.PARQUET"))
     assert found.schema.field("vector").type == pa.list_(pa.float32())
     assert np.stack(found["vector"].to_pylist()).astype(np.float32).tobytes() == exact(vectors, TEXTS).tobytes()
+
+
+@pytest.mark.parametrize("output", ["out.jsonl", "out.parquet", "out.npy"])
+@pytest.mark.parametrize(
+    "name",
+    ["in.jsonl", "in.jsonl.gz", "in.json", "array.json", "in.csv", "header.tsv", "in.txt", "in.parquet", "int.parquet"],
+)
+def test_an_input_without_rows_is_an_output_without_rows(vectors: Path, tmp_path: Path, name: str, output: str) -> None:
+    if name.endswith(".parquet"):  # pandas gives a column without values any type
+        empty = typed().slice(0, 0) if name == "in.parquet" else pa.table({"text": pa.array([], pa.int64())})
+        parquet.write_table(empty, tmp_path / name)
+    else:
+        content = {"array.json": b"[]\n", "header.tsv": b"text\tid\n"}.get(name, b"")
+        (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    document = annotate(Annotation(vectors, tmp_path / name, tmp_path / output, processes=1))
+    assert document["rows"] == 0
+    if output == "out.parquet":
+        assert parquet.read_table(tmp_path / output).num_rows == 0
+    elif output == "out.npy":
+        assert len(np.load(tmp_path / output)) == 0
+    else:
+        assert (tmp_path / output).read_bytes() == b""
 
 
 @pytest.mark.parametrize("bundle_name", ["entities", "answers"])

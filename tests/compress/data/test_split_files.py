@@ -1,0 +1,143 @@
+"""The files that people have: packed, in parts, with names in capitals, in folders; and what is said of others."""
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compress.data.columns import Columns
+from compress.data.labelled_files import read_examples
+from compress.data.row_faults import BadRows
+from compress.data.splits import read_splits
+from compress.data.texts import read_texts
+from serve.errors import BadInput
+
+TEXT = "text-classification"
+ROWS = [{"text": f"text {i}", "label": "ab"[i % 2]} for i in range(4)]
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
+TABLE = "text,label\n" + "".join(f"{row['text']},{row['label']}\n" for row in ROWS)
+
+
+def folder_of(path: Path, files: dict[str, str]) -> Path:
+    """A folder with `files`, by their names."""
+    for name, content in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(content, encoding="utf-8")
+    return path
+
+
+def texts_of(path: Path) -> tuple[int, int, int]:
+    splits = read_splits(str(path), TEXT)
+    return len(splits.train), len(splits.validation), len(splits.test)
+
+
+@pytest.mark.parametrize("name", ["jsonl", "csv", "json", "ndjson", "JSONL", "tsv"])
+def test_a_file_is_read_whatever_the_case_of_its_name_and_packed_or_not(tmp_path: Path, name: str) -> None:
+    content = {"csv": TABLE, "tsv": TABLE.replace(",", "\t"), "json": json.dumps(ROWS)}.get(name, LINES)
+    for train, test in ((f"train.{name}", f"TEST.{name}"), (f"Train.{name}.gz", f"test.{name}.GZ")):
+        for file in (train, test):
+            data = gzip.compress(content.encode()) if file.lower().endswith(".gz") else content.encode()
+            (tmp_path / file).write_bytes(data)
+            assert [example.text for example in read_examples(tmp_path / file, TEXT)] == [row["text"] for row in ROWS]
+            assert len(read_texts(tmp_path / file)) == 4
+        assert texts_of(tmp_path) == (3, 1, 4)
+        for file in (train, test):
+            (tmp_path / file).unlink()
+
+
+def test_a_packed_array_over_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compress.data.file_formats.MOST_ARRAY_BYTES", 1000)
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(json.dumps(ROWS * 100).encode()))
+    with pytest.raises(BadRows, match="is an array of over 1,000 bytes"):
+        read_examples(tmp_path / "a.json.gz", TEXT)
+
+
+def test_the_parts_of_a_split_are_read_together_and_a_missing_one_is_told(tmp_path: Path) -> None:
+    parts = {f"train-{i:05}-of-00002.jsonl": LINES for i in range(2)}
+    folder = folder_of(tmp_path, parts | {"test-00000-of-00001-a1b2c3.jsonl": LINES, "eval.jsonl": LINES})
+    assert texts_of(folder) == (8, 4, 4)
+    (folder / "train-00001-of-00002.jsonl").write_text('{"text": "a"}\n')
+    with pytest.raises(BadRows, match=r"train-00001-of-00002\.jsonl, line 1: has no `label`"):
+        read_splits(str(folder), TEXT)
+    (folder / "train-00001-of-00002.jsonl").unlink()
+    with pytest.raises(BadInput, match=r"holds train-00000-of-00002\.jsonl, and by these names train has 2 parts"):
+        read_splits(str(folder), TEXT)
+    for other in ("train-00000-of-00002.csv", "train-00001-of-00003.jsonl"):
+        (folder / other).write_text(TABLE)
+        with pytest.raises(BadInput, match="by these names train has 2 parts"):
+            read_splits(str(folder), TEXT)
+        (folder / other).unlink()
+    (folder / "train.csv").write_text(TABLE)
+    with pytest.raises(BadInput, match=r"holds train\.csv and train-00000-of-00002\.jsonl; train needs exactly one"):
+        read_splits(str(folder), TEXT)
+
+
+def test_a_folder_for_each_split_holds_its_files(tmp_path: Path) -> None:
+    folder = folder_of(
+        tmp_path, {"Train/a.jsonl": LINES, "Train/b.csv": TABLE, "Train/.c.csv": "x", "test/a.json": LINES}
+    )
+    (folder / "dev").mkdir()
+    assert texts_of(folder) == (7, 1, 4)
+    folder_of(tmp_path, {"dev/rows.jsonl": LINES})
+    assert texts_of(folder) == (8, 4, 4)
+
+
+@pytest.mark.parametrize("name", ["validation_matched", "dev_matched", "eval"])
+def test_further_names_of_validation_are_read_where_there_is_no_usual_one(tmp_path: Path, name: str) -> None:
+    folder = folder_of(tmp_path, {"train.jsonl": LINES, "test.jsonl": LINES, f"{name}.jsonl": LINES * 2})
+    assert texts_of(folder) == (4, 8, 4)
+    folder_of(tmp_path, {"val.jsonl": LINES})
+    assert texts_of(folder) == (4, 4, 4)
+
+
+@pytest.mark.parametrize(
+    "name", ["train.xlsx", "train.feather", "train.bio.zip", "train/pos/1.txt", "data/train-00000-of-00001.parquet"]
+)
+def test_what_a_folder_without_a_split_holds_is_named(tmp_path: Path, name: str) -> None:
+    folder = folder_of(tmp_path, {name: LINES, "test.jsonl": LINES})
+    with pytest.raises(BadInput) as refused:
+        read_splits(str(folder), TEXT)
+    assert "has no train split (found: test). Add a file train.jsonl" in refused.value.message
+    assert f"It holds {name.split('/', maxsplit=1)[0]}" in refused.value.message
+    assert "test.jsonl" not in refused.value.message
+    assert ("data, which has splits" in refused.value.message) is name.startswith("data/")
+
+
+def test_data_sets_that_datasets_saved_one_by_one_are_read_and_one_alone_is_told(tmp_path: Path) -> None:
+    import datasets
+
+    split = datasets.Dataset.from_list(ROWS)
+    for name in ("train", "validation_matched", "test"):
+        split.save_to_disk(str(tmp_path / "saved" / name))
+    assert texts_of(tmp_path / "saved") == (4, 4, 4)
+    with pytest.raises(
+        BadInput, match=r"one data set that `datasets` saved with save_to_disk, without splits\. Divide it"
+    ):
+        read_splits(str(tmp_path / "saved" / "train"), TEXT)
+    shutil.rmtree(tmp_path / "saved" / "test")
+    with pytest.raises(BadInput, match=r"\(found: train, validation\)\. It has .*validation_matched.*; give one that"):
+        read_splits(str(tmp_path / "saved"), TEXT)
+
+
+def test_rows_that_were_rejected_or_ignored_are_left_out_with_a_line(tmp_path: Path) -> None:
+    verdicts: list[Any] = ["accept", "reject", "ignore", None]
+    rows = [row | {"answer": verdict} for row, verdict in zip(ROWS, verdicts, strict=True)]
+    content = "".join(json.dumps(row) + "\n" for row in rows)
+    folder = folder_of(tmp_path, {"train.jsonl": content * 2, "test.jsonl": LINES})
+    splits = read_splits(str(folder), TEXT)
+    assert len(splits.train) + len(splits.validation) == 4
+    (note,) = splits.notes
+    assert "4 rows of" in note
+    assert "train.jsonl were left out: `answer` is reject or ignore there." in note
+    (tmp_path / "none.jsonl").write_text(json.dumps(rows[1]))
+    with pytest.raises(
+        BadRows, match=r"none\.jsonl: holds no other rows: 1 row of .* was left out: `answer` is reject"
+    ):
+        read_examples(tmp_path / "none.jsonl", TEXT)
+    # A column that is read is no verdict.
+    labelled = Columns(label="answer")
+    (tmp_path / "own.jsonl").write_text('{"text": "a", "answer": "reject"}\n')
+    assert read_examples(tmp_path / "own.jsonl", TEXT, labelled)[0].label == "reject"

@@ -1,0 +1,69 @@
+"""Quotes in tables: the rows and texts of the file, or a fault that names the quote, in training and in `annotate` alike."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compress.data.labelled_files import read_examples
+from compress.data.row_faults import BadRows
+from stillroom.commands.annotate.reader import InputFile
+
+
+def trained_on(path: Path) -> tuple[list[str], list[tuple[Any, str]]]:
+    """The texts of the file, or where it has faults their lines and reasons."""
+    try:
+        return [example.text for example in read_examples(path, "text-classification")], []
+    except BadRows as error:
+        return [], [(fault.line, fault.reason) for fault in error.faults]
+
+
+def annotated(path: Path) -> tuple[list[str], list[tuple[Any, str]]]:
+    """The texts of the file without those of faulty rows, and the faults."""
+    with InputFile(path) as source:
+        rows = list(source.rows())
+    return [row.text for row in rows if not row.fault], [(row.line, row.fault) for row in rows if row.fault]
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_texts_with_quotes_and_line_ends_are_read_as_they_are_meant(tmp_path: Path, separator: str) -> None:
+    texts = {
+        '"Dear Sir, I want\nmy money; back\tnow"': "Dear Sir, I want\nmy money; back\tnow",
+        '"Hi,\nI am late"': "Hi,\nI am late",
+        '"one,\r\n\r\ntwo"': "one,\r\n\r\ntwo",
+        '"Great,loved it\nWould buy again"': "Great,loved it\nWould buy again",
+        '"he said ""hi"""': 'he said "hi"',
+        'a 5" pipe': 'a 5" pipe',
+        'they "like" it': 'they "like" it',
+    }
+    path = tmp_path / "a.csv"
+    rows = "".join(f"{cell}{separator}pos\n" for cell in texts)
+    path.write_text(f"text{separator}label\n{rows}", encoding="utf-8", newline="")
+    assert trained_on(path) == annotated(path) == ([*texts.values()], [])
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ('"He said \\"hi\\" twice",pos\n', "goes on behind a quote"),
+        ('"ends so \\"",pos\nb,neg\n"c d",pos\n', "goes on behind a quote 2 lines below"),
+        ('"a quoted start,pos\nb,neg\nends so",neg\n', "so that 3 rows would be read as one"),
+        ('",pos\n",neg\n', "so that 2 rows would be read as one"),
+        ('"left open,pos\nb,neg\n', "has a quote that is not closed before the end of the file"),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_a_quote_that_is_text_is_a_fault_and_swallows_no_rows(
+    tmp_path: Path, row: str, reason: str, suffix: str
+) -> None:
+    path = tmp_path / f"a{suffix}"
+    end = "" if "not closed" in reason else "last,pos\n"
+    content = f"text,label\nfirst,pos\n{row}{end}"
+    path.write_text(content if suffix == ".csv" else content.replace(",", "\t"), encoding="utf-8")
+    _, faults = trained_on(path)
+    texts, same = annotated(path)
+    assert texts == ["first", *(["last"] if end else [])]
+    assert faults == same
+    ((line, said),) = faults
+    assert line == 3
+    assert reason in said
