@@ -9,7 +9,7 @@ from compress.data.examples import Example, Task
 from compress.data.file_formats import SUFFIXES, looks_like_columns, rows_in
 from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
 from compress.data.rows import example_of
-from compress.data.tags import TagRows, scheme_faults
+from compress.data.tags import TagRows, names_of, scheme_faults, with_names
 from serve.errors import BadInput
 
 
@@ -51,6 +51,7 @@ def read_examples(path: Path, task: Task, columns: Columns = USUAL) -> list[Exam
     reader = read_file(path, task, columns)
     if not reader.examples and not reader.faults:
         reader.faults.append(Fault(str(path), None, "is empty: it holds no rows"))
+    read_names([reader])
     if faults := faults_of([reader]):
         raise BadRows(faults)
     return reader.examples
@@ -87,6 +88,13 @@ def _read_into(reader: LabelledFile, path: Path) -> None:
     else:
         ends = f"ends in {suffix}" if suffix else "has no suffix"
         raise BadInput(f"{path} {ends}. Give labelled examples as {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}.")
+
+
+def read_names(readers: Sequence[LabelledFile]) -> None:
+    """Name the entities of these files, which are all of a data set, anew if their tags turn out to be names: `E-MAIL`, not `MAIL`."""
+    if names := names_of([reader.tags for reader in readers]):
+        for reader in readers:
+            reader.examples = [with_names(example, names) for example in reader.examples]
 
 
 def faults_of(readers: Sequence[LabelledFile]) -> list[Fault]:

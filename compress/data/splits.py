@@ -19,7 +19,7 @@ from compress.data.examples import (
     is_multi_label,
 )
 from compress.data.file_formats import SUFFIXES
-from compress.data.labelled_files import LabelledFile, faults_of, read_file
+from compress.data.labelled_files import LabelledFile, faults_of, read_file, read_names
 from compress.data.row_faults import BadRows, Fault
 from compress.data.teacher_labels import Held, TeacherLabels
 from compress.input_errors import Faults
@@ -62,6 +62,7 @@ def read_splits(
         readers = _read_folder(folder, task, columns)
     else:
         readers = read_datasets(data, task, columns, revision)
+    read_names(list(readers.values()))
     faults = faults_of(list(readers.values()))
     faults += [
         Fault(reader.file, None, "is empty: it holds no rows")

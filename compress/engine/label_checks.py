@@ -18,13 +18,29 @@ def label_warnings(splits: Splits, task: Task) -> list[str]:
     if task in ("text-regression", "question-answering"):
         return []
     counts = {split: _counts(getattr(splits, split), task) for split in SPLITS}
-    found = [*_alike(sum(counts.values(), Counter())), *_rare(counts["train"])]
+    words = [example for example in splits.train if example.blanks_in_words is not None]
+    found = outside_warning("in train", "the data") if words and all(map(_all_in_entities, words)) else []
+    found += [*_alike(sum(counts.values(), Counter())), *_rare(counts["train"])]
     for split in ("validation", "test"):
         if unseen := sorted(counts[split].keys() - counts["train"].keys()):
             found.append(f"{split} has labels that train lacks: {some(unseen)}. Every model gets them wrong.")
     if unscored := sorted(counts["train"].keys() - counts["validation"].keys() - counts["test"].keys()):
         found.append(f"Only train has the labels {some(unscored)}: no score measures how well they are learned.")
     return found
+
+
+def outside_warning(where: str, named: str) -> list[str]:
+    """A warning that no tag `where` is `O`, in a list; `named` is what to correct."""
+    return [
+        f"No tag {where} is O, so every word is in an entity. If a tag means outside, write O in its place in {named}."
+    ]
+
+
+def _all_in_entities(example: Example) -> bool:
+    outside, at = "", 0
+    for entity in example.entities or ():
+        outside, at = outside + example.text[at : entity.start], entity.end
+    return not (outside + example.text[at:]).strip()
 
 
 def some(names: Sequence[str]) -> str:

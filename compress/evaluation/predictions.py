@@ -12,7 +12,7 @@ from compress.data.encoded import Encoded
 from compress.distributed import Share
 from compress.evaluation.metrics import Prediction
 from compress.evaluation.questions import given, said_of
-from serve.text.labels import applies, split_tag
+from serve.text.labels import applies, split_tag, with_prefixes
 from serve.text.spans import Span, decode_spans, words
 
 WHOLE = Share()
@@ -98,7 +98,8 @@ def constant_predictions(encoded: Encoded) -> Iterator[list[Prediction]]:
         for size in range(1, len(often) + 1):
             yield [frozenset(often[:size])] * len(encoded)
         return
-    for index, label in enumerate(encoded.labels):
+    labels = with_prefixes(encoded.labels) if encoded.task == "token-classification" else encoded.labels
+    for index, label in enumerate(labels):
         if encoded.task == "text-classification" or split_tag(label)[0] in {"B", "S"}:
             always = np.zeros((1, len(encoded.labels)), dtype=np.float32)
             always[0, index] = 1

@@ -165,7 +165,7 @@ def _of_checkpoint(model: str, data: Path, given: Evaluation) -> _Answered:
     from compress.data.examples import check_kind, check_task
     from compress.engine.hardware import device_here
     from compress.evaluation.predictions import predictions, row_logits
-    from compress.models.pretrained import HEADS, load, open_model, open_tokenizer
+    from compress.models.pretrained import HEADS, check_labels, load, open_model, open_tokenizer
     from serve.text.entity_markers import knows_markers
 
     refuse_variant(model, given)
@@ -179,6 +179,7 @@ def _of_checkpoint(model: str, data: Path, given: Evaluation) -> _Answered:
     task = check_task(heads[0])
     examples = examples_of(data, given, task)
     labels = opened.head_for(task) or ()
+    check_labels(labels, task, f"MODEL {model}")
     multi_label = task == "text-classification" and opened.multi_label
     tokenizer = open_tokenizer(opened)
     if task == "text-classification":
