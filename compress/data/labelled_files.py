@@ -6,7 +6,7 @@ from pathlib import Path
 
 from compress.data.columns import USUAL, Columns
 from compress.data.examples import Example, Task
-from compress.data.file_formats import SUFFIXES, looks_like_columns, rows_in
+from compress.data.file_formats import COLUMN_FILES, SUFFIXES, looks_like_columns, rows_in
 from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
 from compress.data.rows import example_of
 from compress.data.tags import TagRows, names_of, scheme_faults, with_names
@@ -82,7 +82,7 @@ def _read_into(reader: LabelledFile, path: Path) -> None:
     suffix = path.suffix
     if suffix == ".txt" and reader.task == "token-classification" and looks_like_columns(path):
         suffix = ".conll"
-    if suffix in SUFFIXES:
+    if suffix in (*SUFFIXES, *COLUMN_FILES):
         for line, row in rows_in(path, suffix, reader.columns, reader.task, reader.faults):
             reader.add(row, line)
     else:
