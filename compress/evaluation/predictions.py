@@ -10,7 +10,7 @@ from compress import distributed
 from compress.data.batches import batches_by_length, collate, rows_of, to_device
 from compress.data.encoded import Encoded
 from compress.distributed import Share
-from compress.evaluation.metrics import Prediction
+from compress.evaluation.metrics import Prediction, widened
 from compress.evaluation.questions import given, said_of
 from serve.text.labels import applies, split_tag, with_prefixes
 from serve.text.spans import Span, decode_spans, words
@@ -57,6 +57,8 @@ def shared_row_logits(model: Any, encoded: Encoded, advance: Any = None) -> list
 def predictions(encoded: Encoded, logits: Sequence[np.ndarray]) -> list[Prediction]:
     """The answers that serving gives from each text's `logits` (rows, labels): a class, labels that apply, a number, a vector or spans.
 
+    Spans are widened to the words of data that came as words.
+
     Of questions there is one answer for all windows of a context; it is empty for none.
     """
     if encoded.task == "feature-extraction":
@@ -69,7 +71,11 @@ def predictions(encoded: Encoded, logits: Sequence[np.ndarray]) -> list[Predicti
         return [frozenset(encoded.labels[i] for i in np.flatnonzero(applies(rows[0]))) for rows in logits]
     if encoded.task == "text-classification":
         return [encoded.labels[int(rows[0].argmax())] for rows in logits]
-    return [frozenset((span.start, span.end, span.label) for span in spans) for spans in scored_spans(encoded, logits)]
+    blanks_in_words = encoded.blanks_in_words or [None] * len(encoded)
+    return [
+        widened(((span.start, span.end, span.label) for span in spans), text, blanks)
+        for spans, text, blanks in zip(scored_spans(encoded, logits), encoded.texts, blanks_in_words, strict=True)
+    ]
 
 
 def scored_spans(encoded: Encoded, logits: Sequence[np.ndarray]) -> Iterator[list[Span]]:

@@ -156,7 +156,7 @@ def _of_bundle(model: str, data: Path, given: Evaluation) -> _Answered:
             pipeline([examples[i].text_read for i in chosen], text_pair=pairs, truncate=True) if chosen else [],
             strict=True,
         ):
-            said[i] = prediction_of(answer, multi_label=multi_label)
+            said[i] = prediction_of(answer, examples[i], multi_label=multi_label)
     return _Answered(examples, said, task, multi_label, pipeline.manifest.labels, pipeline.variant)
 
 
