@@ -100,7 +100,7 @@ def _is_tag(cell: str) -> bool:
     return cell == OUTSIDE or PREFIXED.fullmatch(cell) is not None
 
 
-def _line_fault(line: str, cells: Sequence[str], layout: Layout) -> str | None:
+def _line_fault(line: str, cells: Sequence[str], layout: Layout) -> str:
     if "\r" in line.strip(BLANKS):
         return "holds a carriage return between columns; save the file with line feeds at the ends of lines"
     if not cells[0]:
@@ -109,7 +109,7 @@ def _line_fault(line: str, cells: Sequence[str], layout: Layout) -> str | None:
         split = "; columns are separated by tabs in this file" if layout.tabs else ""
         return f"has one column ({cells[0]!r}); a token and its tag are needed{split}"
     if len(cells) == layout.width:
-        return None
+        return ""
     hint = "" if layout.tabs else "; a word that holds a blank needs tabs between columns"
     return f"has {len(cells)} columns, and most lines of the file have {layout.width}{hint}"
 
