@@ -19,8 +19,8 @@ from serve.text.spans import tag_runs
 
 NO_LABEL = re.compile(r"[BIESLU]-")
 # A prefix in another case, with another separator, or behind the label.
-MISSPELT = (re.compile(r"(?P<prefix>[BIESLU])[-_:/.|](?P<label>.+)", re.DOTALL | re.IGNORECASE),
-            re.compile(r"(?P<label>.+)[-_:/.|](?P<prefix>[BIESLU])", re.DOTALL | re.IGNORECASE))  # fmt: skip
+MISSPELT = (re.compile(r"(?P<prefix>[BIESLU])[-_:/.| ](?P<label>.+)", re.DOTALL | re.IGNORECASE),
+            re.compile(r"(?P<label>.+)[-_:/.| ](?P<prefix>[BIESLU])", re.DOTALL | re.IGNORECASE))  # fmt: skip
 A_TAG = "a tag is O, or a label after B-, I-, E-, S-, L- or U-"
 
 Scheme = Literal["BIO", "BIOES", ""]
@@ -262,7 +262,7 @@ def _with_prefix(row: RowTags, others: int) -> str:
 def _misspelt(tags: Collection[str]) -> dict[str, str]:
     """By tag why it is a prefix in another spelling: `B_city`, `b-city`, `city-B`, `B`; `tags` are all there are, and none has a prefix.
 
-    They are if all tags are spelt so, and one of them begins an entity; or if some begin and go on with one label.
+    They are if some begin and go on with one label; or if all tags are spelt so, without blanks, and one of them begins an entity.
     """
     bare = [tag for tag in sorted(tags) if tag != OUTSIDE and not PREFIXED.fullmatch(tag)]
     if bare and all(tag.upper() in "BIESLU" for tag in bare) and {"B", "b"} & {*bare}:
@@ -271,6 +271,7 @@ def _misspelt(tags: Collection[str]) -> dict[str, str]:
         found = {tag: match for tag in bare if (match := form.fullmatch(tag))}
         parts = {(match["prefix"].upper(), match["label"]) for match in found.values()}
         begun = {label for prefix, label in parts if prefix == "B"}
-        if begun and (len(found) == len(bare) or any(("I", label) in parts for label in begun)):
+        all_so = len(found) == len(bare) and not any(" " in tag for tag in bare)
+        if begun and (all_so or any(("I", label) in parts for label in begun)):
             return {tag: f"has the tag {tag!r}, a prefix in another spelling{_meant(tag)}; {A_TAG}" for tag in found}
     return {}

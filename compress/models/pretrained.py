@@ -188,7 +188,8 @@ def check_labels(labels: Sequence[str], task: Task, named: str) -> None:
     if task not in ("token-classification", "text-classification"):
         return
     faults = list(label_faults(labels))
-    if unnamed := [index for index, label in enumerate(labels) if not label.strip()]:
+    unnamed = [i for i, label in enumerate(labels) if not any(c.isprintable() and not c.isspace() for c in label)]
+    if unnamed:
         faults.append(f"the label of number {unnamed[0]} has an empty name")
     if task == "token-classification" and not faults:
         try:

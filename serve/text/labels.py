@@ -33,8 +33,8 @@ def are_names(tags: Collection[str]) -> bool:
     """Whether all `tags` of a model or a data set are names of labels, so that the `E-` of `E-MAIL` is no prefix.
 
     Prefixes hold for all tags or for none. They hold if two of them stand before one label, as in `B-city` and `I-city`, or if every
-    tag has one; but an end, `E-` or `L-`, needs a `B-` or an `I-` in other tags. Of tags with and without a prefix, those
-    without one must be more for `B-` and `I-` to be parts of names.
+    tag has one that may be its label's only one, which an end, `E-` or `L-`, may not. Of tags with and without a prefix, those without
+    one must be more for `B-` and `I-` to be parts of names.
 
     >>> are_names(["O", "NAME", "E-MAIL"]), are_names(["O", "B-MAIL", "E-MAIL"])
     (True, False)
@@ -44,7 +44,7 @@ def are_names(tags: Collection[str]) -> bool:
     prefixes, labels = {prefix for prefix, _ in found}, {label for _, label in found}
     if len(labels) < len(found) or labels & bare:
         return False
-    if prefixes & {"B", "I"}:
+    if bare and prefixes & {"B", "I"}:
         return len(bare) > len(found)
     return bool(bare or prefixes & {"E", "L"})
 

@@ -53,6 +53,7 @@ def exported(model: Path, out: Path) -> tuple[Path, str]:
         (("O", "B-city", "B-"), "'B-', a prefix without a label"),
         (("O", "B_city", "I_city"), "write B-city"),
         (("O", "city-B", "city-I"), "write B-city"),
+        (("O", "B city", "I city"), "write B-city"),
         (("O", "b-city", "i-city"), "write B-city"),
         (("O", "B", "I"), "'B', a prefix without a label"),
         (("O", "B-city", "I-city", "name"), "has the tag 'name' among others with a prefix"),
@@ -81,7 +82,7 @@ def test_tags_that_are_refused_in_data_are_refused_in_a_model_before_anything_is
             read_examples(tmp_path / "test.jsonl", "token-classification")
 
 
-@pytest.mark.parametrize(("labels", "says"), [(("a", "b", "a"), "'a'"), (("a", " "), "empty name")])
+@pytest.mark.parametrize(("labels", "says"), [(("a", "b", "a"), "'a'"), (("a", "\u200b"), "empty name")])
 def test_a_class_that_is_there_twice_or_has_no_name_is_refused(
     tmp_path: Path, labels: tuple[str, ...], says: str
 ) -> None:

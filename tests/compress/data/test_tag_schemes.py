@@ -64,7 +64,13 @@ def test_a_tag_without_a_prefix_is_found_in_whichever_split_it_stands(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "tags", [("city O", "city person", "E-mail E-mail"), ("NAME E-MAIL", "O E-MAIL"), ("DNA", "RNA O", "O B-cell")]
+    "tags",
+    [
+        ("city O", "city person", "E-mail E-mail"),
+        ("NAME E-MAIL", "O E-MAIL"),
+        ("DNA", "RNA O", "O B-cell"),
+        ("E-MAIL", "I-PHONE O"),
+    ],
 )
 def test_labels_are_names_where_some_have_no_prefix_and_no_two_prefixes_stand_before_one(
     tmp_path: Path, tags: tuple[str, ...]
