@@ -1,8 +1,10 @@
 """What is said of labels that are no fault, and that a person should look at."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from compress.data.examples import Entity, Example, Splits
+from compress.data.tags import from_tags
 from compress.engine.label_checks import label_warnings
 
 TEXT, TOKENS = "text-classification", "token-classification"
@@ -49,3 +51,13 @@ def test_labels_of_entities_and_of_lists_are_looked_at_as_well() -> None:
     lists = examples(("x", "y"), (), ("X",))
     (said,) = label_warnings(Splits(lists, lists, lists), TEXT)
     assert "X (3) and x (3)" in said
+
+
+def test_words_none_of_which_is_outside_of_entities_are_told() -> None:
+    all_named, outside = from_tags(["a", "b c"], ["NOUN", "VERB"]), from_tags(["a", "b"], ["NOUN", "O"])
+    splits = Splits([all_named] * 2, [all_named], [all_named])
+    (said,) = label_warnings(splits, TOKENS)
+    assert said.startswith("No tag in train is O, so every word is in an entity.")
+    assert label_warnings(replace(splits, train=[all_named, outside]), TOKENS) == []
+    whole = [Example("ab", entities=(Entity(0, 2, "x"),))]
+    assert label_warnings(Splits(whole, whole, whole), TOKENS) == []  # no word of it was given
