@@ -137,11 +137,11 @@ class Columns:
 
 
 def _lists_of_words(row: Mapping[str, object]) -> list[str]:
-    """The fields of a row that hold lists of strings, if there are two or more of one length, such as words and their tags."""
+    """The fields of a row that hold lists of words, tags or numbers of tags, if there are two or more of one length."""
     found = {
         name: len(value)
         for name, value in row.items()
-        if isinstance(value, list) and value and all(isinstance(each, str) for each in value)
+        if isinstance(value, list) and value and all(isinstance(each, str | int) for each in value)
     }
     lengths = [*found.values()]
     return [name for name, length in found.items() if lengths.count(length) > 1]

@@ -1,6 +1,6 @@
 """Reads words with their tags in columns, as corpora of CoNLL's shared tasks have them: a word a line, a blank line after each text.
 
-A file is read twice: first its layout (what separates columns, how many there are, which hold tags), then its rows.
+The layout of a file is read first (what separates columns, how many there are, which hold tags), then its rows.
 """
 
 import re
@@ -18,7 +18,7 @@ DOCUMENT = "-DOCSTART-"  # a line that begins so ends a text
 COMMENTS = ("#", "%%")  # lines that begin so may be comments: `# id`, `# text =`, but also the word `#` with its tag
 BLANKS = " \t\r\f\v"  # a no-break space is none: it may be part of a word
 SEPARATOR = re.compile(f"[{BLANKS}]+")
-SHARE = 0.9  # of lines whose first column is their number in the text, from which it is a count of words
+SHARE = 0.9  # of lines whose first column is a number, from which it holds no words
 
 Lines = Callable[[], Iterator[str]]
 
@@ -45,7 +45,7 @@ def conll_rows(path: Path, lines: Lines, columns: Columns, faults: list[Fault]) 
     """The texts of a file of columns, each with the line of its first word: the word is first in a line, its tag last.
 
     Columns are separated by tabs where most lines have some, and otherwise by blanks. A blank line ends a text, and so does
-    `-DOCSTART-`. A line before a text that begins with `#` or `%%` is a comment, unless it has all columns and a tag.
+    `-DOCSTART-`. A line before a text that begins with `#` or `%%` is a comment, unless it is a word with its tag.
 
     Args:
         path: names the file in faults.
@@ -92,8 +92,9 @@ def _cells(line: str, *, tabs: bool) -> list[str]:
 
 
 def _is_word(cells: Sequence[str], layout: Layout) -> bool:
-    """Whether a line that begins like a comment is a word with its tag."""
-    return len(cells) == layout.width and (_is_tag(cells[-1]) or cells[-1] in layout.tags)
+    """Whether a line that begins like a comment is a word with its tag: it has all columns, and ends in a tag or begins as `#word` does."""
+    is_hashtag = cells[0][1:2].isalnum() and " " not in cells[0]
+    return len(cells) == layout.width and (_is_tag(cells[-1]) or cells[-1] in layout.tags or is_hashtag)
 
 
 def _is_tag(cell: str) -> bool:
@@ -123,17 +124,20 @@ class _Columns:
     """By column in how many lines it is `O`."""
     prefixed: Counter[int] = field(default_factory=Counter)
     """By column in how many lines it is a tag with a prefix."""
-    counts: int = 0
-    """In how many lines the first column is the number of the line in its text, from 0 or 1."""
+    numbers: int = 0
+    """In how many lines the first column is a whole number."""
     last: set[str] = field(default_factory=set)
     """What is in the last column."""
 
-    def add(self, cells: Sequence[str], place: int) -> None:
-        """Count a line, which is at `place` of its text, from 0."""
+    def add(self, cells: Sequence[str]) -> None:
+        """Count a line."""
         self.lines += 1
-        self.outside.update(at for at, cell in enumerate(cells) if cell == OUTSIDE)
-        self.prefixed.update(at for at, cell in enumerate(cells) if PREFIXED.fullmatch(cell))
-        self.counts += cells[0] in (str(place), str(place + 1))
+        for at, cell in enumerate(cells):
+            if cell == OUTSIDE:
+                self.outside[at] += 1
+            elif cell[1:2] == "-" and _is_tag(cell):
+                self.prefixed[at] += 1
+        self.numbers += cells[0].isdecimal()
         self.last.add(cells[-1])
 
 
@@ -143,14 +147,9 @@ def layout_of(lines: Lines) -> Layout:
     with_tabs = Counter("\t" in line.strip(BLANKS) for line in words)
     tabs = with_tabs[True] >= with_tabs[False] and with_tabs[True] > 0
     by_width: dict[int, _Columns] = {}
-    place = 0
     for line in lines():
-        cells = _cells(line, tabs=tabs)
-        if not cells or line.startswith(DOCUMENT):
-            place = 0
-        elif not line.startswith(COMMENTS):
-            by_width.setdefault(len(cells), _Columns()).add(cells, place)
-            place += 1
+        if not line.startswith((DOCUMENT, *COMMENTS)) and (cells := _cells(line, tabs=tabs)):
+            by_width.setdefault(len(cells), _Columns()).add(cells)
     width = max(by_width, key=lambda each: by_width[each].lines, default=2)
     most = by_width.get(width, _Columns())
     tagged = sum(found.outside[last - 1] + found.prefixed[last - 1] for last, found in by_width.items() if last > 1)
@@ -167,8 +166,8 @@ def layout_of(lines: Lines) -> Layout:
 def _order_fault(found: _Columns, width: int) -> str:
     """Why words or tags are in other columns than the first and the last; empty if they may be there."""
     last = width - 1
-    if width > 2 and found.lines > 1 and found.counts >= SHARE * found.lines:
-        return "counts the words in its first column; put the words into the first column, and their tags into the last"
+    if width > 2 and found.lines > 1 and found.numbers >= SHARE * found.lines:
+        return "has numbers in its first column, and no words; put the words into the first column, and their tags into the last"
     if found.outside[last] or found.prefixed[last]:
         return ""
     for at in range(last):

@@ -58,6 +58,7 @@ def test_comments_of_published_corpora_are_in_no_text(tmp_path: Path, content: s
 
 
 def test_a_number_sign_with_its_tag_is_a_word(tmp_path: Path) -> None:
+    assert read(tmp_path, "#vote\tEVENT\nnow\tO\n") == [("#vote now", [("#vote", "EVENT")])]
     assert read(tmp_path, "# NN B-tag\n1 CD I-tag\n\nwe PR O\n# NN O\n") == [("# 1", [("# 1", "tag")]), ("we #", [])]
     assert read(tmp_path, "#home\tplace\nis\tO\n\nwe\tplace\n") == [
         ("#home is", [("#home", "place")]),
@@ -74,7 +75,8 @@ def test_a_number_sign_with_its_tag_is_a_word(tmp_path: Path) -> None:
         ("Ana\tB-x\n \tO\n", 2, "has no word in its first column"),
         ("Ana B-x\n# a note\nhere O\n", 2, "begins with '#' like a comment, and is between words"),
         ("Ana B-x\rhere O\r", 1, "carriage return"),
-        ("1\tAna\tB-x\n2\tlives\tO\n\n1\tHere\tO\n", None, "counts the words in its first column"),
+        ("1\tAna\tB-x\n2\tlives\tO\n\n1\tHere\tO\n", None, "has numbers in its first column, and no words"),
+        ("7 Ana B-x\n7 lives O\n\n8 Here O\n", None, "has numbers in its first column, and no words"),
         ("B-x Ana\nO lives\n", None, "no tag in its last column, which holds 'Ana', and tags in column 1 of 2"),
         ("Ana B-x +\nlives O -\n", None, "no tag in its last column, which holds '+', and tags in column 2 of 3"),
         ("Ana x NN\nlives O VB\n", None, "no tag in its last column, which holds 'NN', and tags in column 2 of 3"),
