@@ -4,7 +4,7 @@ from pathlib import Path
 
 from compress.data.columns import Columns
 from compress.data.examples import Example, Task
-from compress.data.file_formats import COLUMN_FILES, SUFFIXES, looks_like_columns, rows_in
+from compress.data.file_formats import SUFFIXES, looks_like_columns, rows_in, suffix_of
 from compress.data.labelled_files import check_there
 from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
 from compress.data.rows import unlabelled_example
@@ -21,19 +21,18 @@ def read_asked(path: Path, task: Task, columns: Columns, role: str) -> list[Exam
         BadInput: no such file, another format, or no text in it.
         BadRows: rows have faults, all of which it lists.
     """
-    suffix = path.suffix
+    suffix = suffix_of(path)
     if suffix == ".txt" and task == "token-classification" and path.is_file() and looks_like_columns(path, tagged=True):
         suffix = ".conll"
     if suffix == ".txt":
         return [Example(text) for text in read_texts(path, columns)]
     check_there(path)
-    if suffix not in (*SUFFIXES, *COLUMN_FILES):
+    if suffix not in SUFFIXES:
         raise BadInput(f"{role} {path} does not end in {', '.join(SUFFIXES)} or .txt. Give its texts in one of them.")
     found: list[Example] = []
     faults: list[Fault] = []
     try:
-        of_columns = suffix in (".conll", *COLUMN_FILES)
-        for line, row in rows_in(path, suffix, columns, task if of_columns else None, faults):
+        for line, row in rows_in(path, suffix, columns, task if suffix == ".conll" else None, faults):
             try:
                 found.append(_example(row, task, columns))
             except ValueError as reason:

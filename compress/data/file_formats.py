@@ -18,12 +18,17 @@ from compress.data.row_faults import Fault, UnreadableFrom, note
 from serve.errors import BadInput
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".conll")
-COLUMN_FILES = (".bio", ".iob", ".iob2")  # read as .conll
 SEPARATORS = {".csv": ",;\t", ".tsv": "\t;,"}  # the usual one first
 MOST_LINE_BYTES = 8 * MOST_CHARACTERS  # a character of JSON may take six bytes: \u00e9
 MOST_ARRAY_BYTES = 2**30  # 1 GiB; a JSON array is held whole, as it cannot be read line by line
 TOO_LONG = f"is longer than {MOST_CHARACTERS:,} characters, the most that are allowed; split it"
 BLANK = re.compile(r"[ \t\r\n]*")
+SAME = {".bio": ".conll", ".iob": ".conll", ".iob2": ".conll"}
+
+
+def suffix_of(path: Path) -> str:
+    """The suffix that names the format of a file, one of `SUFFIXES` if it is known."""
+    return SAME.get(path.suffix, path.suffix)
 
 
 def rows_in(
@@ -37,7 +42,7 @@ def rows_in(
         UnreadableFrom: the file cannot be read past some line, or has too many faults.
         BadInput: a parquet file cannot be read.
     """
-    if suffix in (".conll", *COLUMN_FILES):
+    if suffix == ".conll":
         return conll_rows(path, partial(lines_in, path), columns, faults)
     if suffix == ".parquet":
         return _parquet_rows(path, columns, task, faults)

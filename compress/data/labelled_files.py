@@ -6,7 +6,7 @@ from pathlib import Path
 
 from compress.data.columns import USUAL, Columns
 from compress.data.examples import Example, Task
-from compress.data.file_formats import COLUMN_FILES, SUFFIXES, looks_like_columns, rows_in
+from compress.data.file_formats import SUFFIXES, looks_like_columns, rows_in, suffix_of
 from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
 from compress.data.rows import example_of
 from compress.data.tags import TagRows, names_of, scheme_faults, with_names
@@ -79,10 +79,10 @@ def read_file(path: Path, task: Task, columns: Columns) -> LabelledFile:
 
 
 def _read_into(reader: LabelledFile, path: Path) -> None:
-    suffix = path.suffix
+    suffix = suffix_of(path)
     if suffix == ".txt" and reader.task == "token-classification" and looks_like_columns(path):
         suffix = ".conll"
-    if suffix in (*SUFFIXES, *COLUMN_FILES):
+    if suffix in SUFFIXES:
         for line, row in rows_in(path, suffix, reader.columns, reader.task, reader.faults):
             reader.add(row, line)
     else:

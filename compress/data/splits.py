@@ -18,7 +18,7 @@ from compress.data.examples import (
     examples_fingerprint,
     is_multi_label,
 )
-from compress.data.file_formats import COLUMN_FILES, SUFFIXES
+from compress.data.file_formats import SAME, SUFFIXES
 from compress.data.labelled_files import LabelledFile, faults_of, read_file, read_names
 from compress.data.row_faults import BadRows, Fault
 from compress.data.teacher_labels import Held, TeacherLabels
@@ -101,7 +101,7 @@ def split_file(folder: Path, split: str) -> Path | None:
     Raises:
         BadInput: there are several.
     """
-    named = [folder / f"{name}{suffix}" for name in SPLIT_NAMES[split] for suffix in (*SUFFIXES, *COLUMN_FILES, ".txt")]
+    named = [folder / f"{name}{suffix}" for name in SPLIT_NAMES[split] for suffix in (*SUFFIXES, *SAME, ".txt")]
     files = [path for path in named if path.is_file()]
     if len(files) > 1:
         raise BadInput(

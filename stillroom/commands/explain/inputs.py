@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from compress.data.asked_texts import read_asked
 from compress.data.columns import Columns, columns_of
 from compress.data.examples import Example, Task, check_task
-from compress.data.file_formats import COLUMN_FILES, SUFFIXES, looks_like_columns, rows_in
+from compress.data.file_formats import SUFFIXES, looks_like_columns, rows_in, suffix_of
 from compress.data.labelled_files import check_there, read_examples
 from compress.data.row_faults import UnreadableFrom
 from compress.input_errors import Faults
@@ -86,10 +86,11 @@ def _examples(path: Path, task: Task | None, columns: Columns) -> tuple[list[Exa
 def _has_spans(path: Path, columns: Columns) -> bool:
     """Whether the first row of the file has entities or tags."""
     check_there(path)
-    if path.suffix not in (*SUFFIXES, *COLUMN_FILES):
-        return path.suffix == ".txt" and looks_like_columns(path)
+    suffix = suffix_of(path)
+    if suffix not in SUFFIXES:
+        return suffix == ".txt" and looks_like_columns(path)
     try:
-        _, row = next(rows_in(path, path.suffix, columns, "token-classification", []), (0, None))
+        _, row = next(rows_in(path, suffix, columns, "token-classification", []), (0, None))
     except UnreadableFrom:
         return False  # the reader of texts tells where
     return isinstance(row, dict) and (columns.entities in row or bool(columns.tags_in(row) and columns.tokens in row))
