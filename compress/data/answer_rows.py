@@ -57,6 +57,17 @@ def answer_in(row: object, task: Task, columns: Columns = USUAL) -> Answer | Non
     return Answer(Example(example.text, entities=likely), spans=spans)
 
 
+def with_tag_names(answer: Answer) -> Answer:
+    """`answer` where the tags of its words are names of labels, such as `E-MAIL`: each gets the prefix `I-`."""
+    if answer.words is None:
+        return answer
+    words = tuple(
+        word._replace(tags={tag if tag == OUTSIDE else f"I-{tag}": each for tag, each in word.tags.items()})
+        for word in answer.words
+    )
+    return replace(answer, example=replace(answer.example, entities=_entities(words)), words=words)
+
+
 def likely_labels(answer: Answer) -> tuple[str, ...]:
     """The labels that apply by `answer`, where any number of them may."""
     return tuple(sorted(name for name, probability in answer.labels.items() if probability >= HALF))

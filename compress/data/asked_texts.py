@@ -4,7 +4,7 @@ from pathlib import Path
 
 from compress.data.columns import Columns
 from compress.data.examples import Example, Task
-from compress.data.file_formats import SUFFIXES, rows_in, suffix_of
+from compress.data.file_formats import SUFFIXES, looks_like_columns, rows_in, suffix_of
 from compress.data.labelled_files import check_there
 from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
 from compress.data.rows import unlabelled_example
@@ -22,6 +22,8 @@ def read_asked(path: Path, task: Task, columns: Columns, role: str) -> list[Exam
         BadRows: rows have faults, all of which it lists.
     """
     suffix = suffix_of(path)
+    if suffix == ".txt" and task == "token-classification" and path.is_file() and looks_like_columns(path, tagged=True):
+        suffix = ".conll"
     if suffix == ".txt":
         return [Example(text) for text in read_texts(path, columns)]
     check_there(path)
@@ -30,7 +32,7 @@ def read_asked(path: Path, task: Task, columns: Columns, role: str) -> list[Exam
     found: list[Example] = []
     faults: list[Fault] = []
     try:
-        for line, row in rows_in(path, suffix, columns, None if suffix != ".conll" else task, faults):
+        for line, row in rows_in(path, suffix, columns, task if suffix == ".conll" else None, faults):
             try:
                 found.append(_example(row, task, columns))
             except ValueError as reason:

@@ -23,8 +23,8 @@ USUAL_NAMES = {
         "stars",
     ),
     "entities": ("entities", "spans"),
-    "tokens": ("tokens", "words"),
-    "tags": ("tags", "ner_tags", "labels"),
+    "tokens": ("tokens", "words", "token", "word", "sentence", "text"),
+    "tags": ("tags", "ner_tags", "ner", "labels", "label", "entities", "tag"),
     "question": ("question", "query", "text"),
     "context": ("context", "passage", "paragraph", "document"),
     "answers": ("answers", "answer"),
@@ -109,25 +109,42 @@ class Columns:
         named = ", ".join(name for name in names if name)
         has = f"has the columns {named}" if named else "has no column names in its first line"
         needed = " and ".join(getattr(self, field) for field in self.needed(names, task))
-        return f"{has}; {needed} {'are' if ' and ' in needed else 'is'} needed. Rename columns, or give {self._flags(missing, names)}"
+        flags = self._flags(missing, self._free(names))
+        return f"{has}; {needed} {'are' if ' and ' in needed else 'is'} needed. Rename columns, or give {flags}"
 
     def fault_of_row(self, row: Mapping[str, object], task: Task | None) -> str:
         """The fault of a row that lacks a field, as text."""
         missing, names = self.missing([*row], task), [*map(str, row)]
+        lists = _lists_of_words(row) if task == "token-classification" and "entities" in missing else []
+        flags = self._flags(["tokens", "tags"], lists) if lists else self._flags(missing, self._free(names))
         lacks = " and no ".join(f"`{getattr(self, field)}`" for field in missing)
         if task == "token-classification" and "entities" in missing:
             lacks = f"`{self.text}` with `{self.entities}`, and no `{self.tokens}` with `{self.tags}`"
         fields = f"its fields: {', '.join(names)}" if names else "it has no fields"
-        return f"has no {lacks} ({fields}); rename fields, or give {self._flags(missing, names)}"
+        return f"has no {lacks} ({fields}); rename fields, or give {flags}"
+
+    def _free(self, names: Sequence[str]) -> list[str]:
+        """Those of `names` that are no names of fields."""
+        return [name for name in names if name and name not in vars(self).values()]
 
     def _flags(self, missing: Iterable[str], names: Sequence[str]) -> str:
-        """The flags for the `missing` fields, each with the most likely name from `names`."""
-        free = [name for name in names if name and name not in vars(self).values()]
+        """The flags for the `missing` fields, each with the most likely of `names`."""
         flags = []
         for field in missing:
-            likely = (name for name in free if name.strip().lower() in USUAL_NAMES.get(field, ()))
+            likely = (name for name in names if name.strip().lower() in USUAL_NAMES.get(field, ()))
             flags.append(f"--{field.replace('_', '-')}-column {next(likely, 'NAME')}")
         return " ".join(flags)
+
+
+def _lists_of_words(row: Mapping[str, object]) -> list[str]:
+    """The fields of a row that hold lists of words, tags or numbers of tags, if there are two or more of one length."""
+    found = {
+        name: len(value)
+        for name, value in row.items()
+        if isinstance(value, list) and value and all(isinstance(each, str | int) for each in value)
+    }
+    lengths = [*found.values()]
+    return [name for name, length in found.items() if lengths.count(length) > 1]
 
 
 USUAL = Columns()

@@ -1,7 +1,7 @@
 """Tokenised texts with the target of each row: of a whole text, or of the first token of a word."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
@@ -40,6 +40,8 @@ class Encoded:
     # Of questions: which example each window is of, in order; and the score from which an answer is given.
     owners: np.ndarray | None = None
     answer_from: float = EVEN_SCORE
+    # Of entities: `Example.blanks_in_words` of each text; empty if none is known.
+    blanks_in_words: list[tuple[int, ...] | None] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -59,6 +61,7 @@ class Encoded:
             targets=[self.targets[i] for i in chosen],
             truncated=sum(bool(encoding.overflowing) for encoding in encodings),
             owners=None if self.owners is None else self.owners[list(chosen)],
+            blanks_in_words=[self.blanks_in_words[i] for i in chosen] if self.blanks_in_words else [],
         )
 
     def __add__(self, other: "Encoded") -> "Encoded":
@@ -72,6 +75,7 @@ class Encoded:
             targets=self.targets + other.targets,
             truncated=self.truncated + other.truncated,
             owners=np.concatenate([both[0], both[1] + 1 + both[0].max(initial=-1)]) if len(both) == 2 else None,
+            blanks_in_words=[blanks for each in (self, other) for blanks in each.blanks_in_words or [None] * len(each)],
         )
 
 
@@ -118,6 +122,7 @@ def encode(
         sum(bool(e.overflowing) for e in encodings),
         pad_id_of(tokenizer),
         multi_label,
+        blanks_in_words=[example.blanks_in_words for example in examples] if task == "token-classification" else [],
     )
 
 

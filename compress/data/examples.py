@@ -38,8 +38,9 @@ class Example:
     A `label` is a class, or for `text-regression` a number. If any number of labels may apply to a text, it is the sorted tuple of
     those that do; an empty tuple means that none does. If it is the relation of two parts of the text, `head` and `tail` are their
     places: (start, end) in code points, end exclusive. A question is the `text`, its context the `text_pair`, and `answers` are places in
-    the context that each answer it; none of them if it has no answer there. `language` is what its row names, for scores by language; it
-    does not tell examples apart.
+    the context that each answer it; none of them if it has no answer there. `language` is what its row names, for scores by language. Of
+    words that were joined by blanks, `blanks_in_words` are the places of those blanks of the text that are inside of words; it is None if
+    the text was given whole. These two do not tell examples apart.
     """
 
     text: str
@@ -50,6 +51,7 @@ class Example:
     tail: tuple[int, int] | None = None
     answers: tuple[tuple[int, int], ...] | None = None
     language: str = field(default="", compare=False)
+    blanks_in_words: tuple[int, ...] | None = field(default=None, compare=False)
 
     @property
     def answer_texts(self) -> tuple[str, ...]:

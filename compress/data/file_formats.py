@@ -15,6 +15,7 @@ from typing import Any
 
 from compress.data.class_names import class_names, with_class_names
 from compress.data.columns import Columns
+from compress.data.conll import conll_rows, layout_of
 from compress.data.examples import Task
 from compress.data.fields import MOST_CHARACTERS
 from compress.data.row_faults import Fault, UnreadableFrom, note
@@ -26,7 +27,7 @@ MOST_LINE_BYTES = 8 * MOST_CHARACTERS  # a character of JSON may take six bytes:
 MOST_ARRAY_BYTES = 2**30  # 1 GiB; a JSON array is held whole, as it cannot be read line by line
 TOO_LONG = f"is longer than {MOST_CHARACTERS:,} characters, the most that are allowed; split it"
 BLANK = re.compile(r"[ \t\r\n]*")
-SAME = {".ndjson": ".jsonl", ".jsonlines": ".jsonl"}
+SAME = {".ndjson": ".jsonl", ".jsonlines": ".jsonl", ".bio": ".conll", ".iob": ".conll", ".iob2": ".conll"}
 
 
 def suffix_of(path: Path) -> str:
@@ -73,7 +74,7 @@ def rows_in(
         BadInput: a parquet file cannot be read.
     """
     if suffix == ".conll":
-        return _conll_rows(path, columns, faults)
+        return conll_rows(path, partial(lines_in, path), columns, faults)
     if suffix == ".parquet":
         return _parquet_rows(path, columns, task, faults)
     if suffix in SEPARATORS:
@@ -289,31 +290,10 @@ def _wrong_width(cells: Sequence[str], header: Sequence[str]) -> str:
     return f"has {fields}, but the header has {len(header)}{quote}"
 
 
-def looks_like_columns(path: Path) -> bool:
-    """Whether the first 50 lines of a text file are columns: equally many in each line, and at least 2."""
-    lines = [line.split() for line in islice(lines_in(path), 50) if line.strip()]
-    return bool(lines) and len({len(columns) for columns in lines}) == 1 and len(lines[0]) >= 2
-
-
-def _conll_rows(path: Path, columns: Columns, faults: list[Fault]) -> Iterator[tuple[int, object]]:
-    """Sentences of lines with columns separated by blanks, first the token, last its tag; a blank line ends a sentence."""
-    tokens: list[str] = []
-    tags: list[str] = []
-    start = 1
-    for number, line in enumerate(chain(lines_in(path), [""]), 1):
-        cells = line.split()
-        if not cells:
-            if tokens:
-                yield start, {columns.tokens: tokens, columns.tags: tags}
-            tokens, tags, start = [], [], number + 1
-        elif cells[0] == "-DOCSTART-":
-            continue
-        elif len(cells) < 2:
-            reason = f"has one column ({cells[0]!r}); a token and its tag are needed"
-            note(faults, Fault(str(path), number, reason))
-        else:
-            tokens.append(cells[0])
-            tags.append(cells[-1])
+def looks_like_columns(path: Path, *, tagged: bool = False) -> bool:
+    """Whether the first 50 lines of a text file are columns: at least 2, with tags last, or without `tagged` equally many in each line."""
+    layout = layout_of(lambda: islice(lines_in(path), 50))
+    return layout.width > 1 and (layout.tagged or (layout.even and not tagged))
 
 
 def lines_in(path: Path, most: int | None = None) -> Iterator[str]:

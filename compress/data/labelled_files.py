@@ -9,7 +9,7 @@ from compress.data.examples import Example, Task
 from compress.data.file_formats import SUFFIXES, looks_like_columns, rows_in, suffix_of
 from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
 from compress.data.rows import example_of
-from compress.data.tags import TagRows, scheme_faults
+from compress.data.tags import TagRows, names_of, scheme_faults, with_names
 from serve.errors import BadInput
 
 # The field in which Prodigy writes what a person said of a row, and the words for one that is no gold.
@@ -70,6 +70,7 @@ def read_examples(
     """
     columns.refuse_unused(task)
     readers = [read_file(each, task, columns) for each in ([path] if isinstance(path, Path) else path)]
+    read_names(readers)
     if faults := [*faults_of(readers), *no_rows(readers)]:
         raise BadRows(faults)
     if notes is not None:
@@ -118,6 +119,13 @@ def _read_into(reader: LabelledFile, path: Path) -> None:
     else:
         ends = f"ends in {suffix}" if suffix else "has no suffix"
         raise BadInput(f"{path} {ends}. Give labelled examples as {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}.")
+
+
+def read_names(readers: Sequence[LabelledFile]) -> None:
+    """Name the entities of these files, which are all of a data set, anew if their tags turn out to be names: `E-MAIL`, not `MAIL`."""
+    if names := names_of([reader.tags for reader in readers]):
+        for reader in readers:
+            reader.examples = [with_names(example, names) for example in reader.examples]
 
 
 def faults_of(readers: Sequence[LabelledFile]) -> list[Fault]:

@@ -21,7 +21,7 @@ from compress.data.examples import (
     is_multi_label,
 )
 from compress.data.file_formats import SUFFIXES, suffix_of
-from compress.data.labelled_files import LabelledFile, faults_of, no_rows, read_file
+from compress.data.labelled_files import LabelledFile, faults_of, no_rows, read_file, read_names
 from compress.data.row_faults import BadRows
 from compress.data.teacher_labels import Held, TeacherLabels
 from compress.input_errors import Faults
@@ -70,6 +70,7 @@ def read_splits(
         read_datasets(data, task, columns, revision) if saved else (_read_folder(folder, task, columns), [])
     )
     several = [reader for parts in readers.values() for reader in parts]
+    read_names(several)
     faults = faults_of(several)
     faults += [fault for parts in readers.values() for fault in no_rows(parts)]
     if faults:

@@ -1,12 +1,12 @@
 """Turns words with one tag each into text with entities, and finds tags that belong to no scheme.
 
-A tag is `O`, or a prefix and a label (`B-city`), or in the IO scheme a label alone. Whether `B_city` is a label or a
-misspelt `B-city` depends on the other tags: first those of its row, then those of all rows.
+A tag is `O`, or a prefix and a label (`B-city`), or in the IO scheme a label alone. Whether `E-MAIL` is a label or the end of a `MAIL`,
+and whether `B_city` is a label or a misspelt `B-city`, depends on all tags of a data set or a model (`serve.text.labels.are_names`).
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -14,12 +14,13 @@ from typing import Literal, NamedTuple
 from compress.data.examples import Entity, Example
 from compress.data.fields import checked, label_of
 from compress.data.row_faults import Fault
-from serve.text.labels import OUTSIDE, split_tag
+from serve.text.labels import OUTSIDE, PREFIXED, are_names, split_tag
+from serve.text.spans import tag_runs
 
-PREFIXED = re.compile(r"[BIESLU]-.", re.DOTALL)
 NO_LABEL = re.compile(r"[BIESLU]-")
-# A prefix in another case, or with another separator or none, and perhaps without a label.
-MISSPELT = re.compile(r"([BIESLUbieslu])(?:[-_:/.|](.*))?", re.DOTALL)
+# A prefix in another case, with another separator, or behind the label.
+MISSPELT = (re.compile(r"(?P<prefix>[BIESLU])[-_:/.| ](?P<label>.+)", re.DOTALL | re.IGNORECASE),
+            re.compile(r"(?P<label>.+)[-_:/.| ](?P<prefix>[BIESLU])", re.DOTALL | re.IGNORECASE))  # fmt: skip
 A_TAG = "a tag is O, or a label after B-, I-, E-, S-, L- or U-"
 
 Scheme = Literal["BIO", "BIOES", ""]
@@ -32,6 +33,8 @@ class RowTags(NamedTuple):
     """Without `O`."""
     scheme: Scheme
     """The only scheme that they fit; empty if they fit both, or have no prefix."""
+    wrong: str
+    """Why they fit no scheme if they have prefixes; empty if they do."""
 
 
 @dataclass
@@ -47,7 +50,7 @@ class TagRows:
         """Add the tags of one row, which `from_tags` has checked."""
         distinct = frozenset(tags)
         scheme: Scheme = "BIOES" if _has_ends(distinct) else "BIO" if _unended(tags) else ""
-        found = RowTags(distinct - {OUTSIDE}, scheme)
+        found = RowTags(distinct - {OUTSIDE}, scheme, _wrong_together(distinct) or _mixed_ends(tags) or "")
         self.lines.append(line)
         self.of_lines.append(self._seen.setdefault(found, found))  # many rows share few sets of tags
 
@@ -60,60 +63,103 @@ class TagRows:
 def from_tags(tokens: object, tags: object, names: tuple[str, str] = ("tokens", "tags")) -> Example:
     """The example whose text is `tokens` joined by spaces, with entities read from `tags` (BIO, IOB2, BIOES or IO).
 
-    An `I-x` that follows no `B-x` begins an entity. `names` are those of the fields.
+    An `I-x` that follows no `B-x` begins an entity. Blanks at the ends of an entity are not part of it. `names` are those of the fields.
 
     Raises:
-        ValueError: not two lists of strings of equal length, or tags that fit no single scheme.
+        ValueError: not two lists of strings of equal length, a tag that is in no scheme, or an entity of blanks.
     """
     if not isinstance(tokens, list) or not isinstance(tags, list) or not tokens:
         raise ValueError(f"needs `{names[0]}` and `{names[1]}` as two non-empty lists of strings")
     if {*map(type, tokens)} != {str} or "" in tokens:
         raise ValueError(f"`{names[0]}` holds something that is not a non-empty string")
     text = checked(" ".join(tokens), names[0])
+    if not text.strip():
+        raise ValueError(f"`{names[0]}` holds only blanks")
     if {*map(type, tags)} != {str}:
         for tag in tags:
             label_of(tag, names[1])
-    elif reason := _wrong_together(frozenset(tags), names[1]) or _mixed_ends(tags):
+    elif reason := _wrong_alone(frozenset(tags), names[1]):
         raise ValueError(reason)
     if len(tokens) != len(tags):
         raise ValueError(f"has {len(tokens)} tokens but {len(tags)} tags")
-    entities: list[Entity] = []
-    position, open_entity = 0, False
-    for token, tag in zip(tokens, tags, strict=True):
-        end = position + len(token)
-        if tag == OUTSIDE:
-            open_entity = False
-        else:
-            prefix, label = split_tag(tag)
-            if prefix in "IE" and open_entity and entities[-1].label == label:
-                entities[-1] = Entity(entities[-1].start, end, label)
-                open_entity = prefix != "E"
-            else:
-                entities.append(Entity(position, end, label))
-                open_entity = prefix not in "SE"
-        position = end + 1
-    return Example(text, entities=tuple(entities))
+    starts, inner, position = [], [], 0
+    for token in tokens:
+        starts.append(position)
+        if " " in token:
+            inner += [position + at for at, character in enumerate(token) if character == " "]
+        position += len(token) + 1
+    entities = [
+        _entity(text, starts[first], starts[last] + len(tokens[last]), label, names)
+        for first, last, label in tag_runs(tags)
+    ]
+    return Example(text, entities=tuple(entities), blanks_in_words=tuple(inner))
+
+
+def _entity(text: str, start: int, end: int, label: str, names: tuple[str, str]) -> Entity:
+    there = text[start:end]
+    if not there.strip():
+        raise ValueError(f"`{names[1]}` makes an entity {label} of `{names[0]}` that hold only blanks; tag them O")
+    return Entity(end - len(there.lstrip()), start + len(there.rstrip()), label)
 
 
 @lru_cache(maxsize=4096)  # many rows share few sets of tags
-def _wrong_together(tags: frozenset[str], name: str) -> str | None:
-    """Why the tags of a row, in the field `name`, fit no scheme in any order; None if they may fit one."""
-    found = sorted(tags - {OUTSIDE})
-    for tag in found:
+def _wrong_alone(tags: frozenset[str], name: str) -> str | None:
+    """Why one of the tags of a row, in the field `name`, is in no scheme; None if each may be in one."""
+    for tag in sorted(tags - {OUTSIDE}):
         label_of(tag, name)
-        if PREFIXED.match(tag) and tag[2:].lstrip() != tag[2:]:
+        if PREFIXED.fullmatch(tag) and tag[2:].lstrip() != tag[2:]:
             return f"`{name}` holds {tag!r}, whose label begins with space; remove the space"
+        if NO_LABEL.fullmatch(tag):
+            return f"has the tag {tag!r}, a prefix without a label; {A_TAG}"
     if outside := {"o", "0"} & tags:
         return f"has the tag {min(outside)!r}; the tag outside entities is the capital letter O"
-    prefixed = [tag for tag in found if PREFIXED.match(tag)]
-    if odd := [tag for tag in found if not PREFIXED.match(tag)] if prefixed else []:
-        return f"has the tag {odd[0]!r} among others with a prefix{_meant(odd[0])}; {A_TAG}"
-    if bare := [tag for tag in found if NO_LABEL.fullmatch(tag)]:
-        return f"has the tag {bare[0]!r}, a prefix without a label; {A_TAG}"
+    return None
+
+
+@lru_cache(maxsize=4096)
+def _wrong_together(tags: frozenset[str]) -> str | None:
+    """Why tags with prefixes fit no scheme in any order; None if they may fit one."""
+    prefixed = sorted(tag for tag in tags if PREFIXED.fullmatch(tag))
+    if odd := sorted(tags - {OUTSIDE, *prefixed}) if prefixed else []:
+        return f"has the tag {odd[0]!r} among others with a prefix, such as {prefixed[0]!r}{_meant(odd[0])}; {A_TAG}"
     letters = {tag[0] for tag in prefixed}
     if letters & set("ES") and letters & set("LU"):
         return f"has tags with {', '.join(sorted(letters))}; E and S belong to BIOES, L and U to BILOU; use one scheme"
     return None
+
+
+def tags_fault(tags: Collection[str], name: str) -> str | None:
+    """Why all the tags of a model, in the field `name`, are in no scheme; None if they are in one. The rules are those for rows.
+
+    Raises:
+        ValueError: a tag is no label; the message describes it.
+    """
+    distinct = frozenset(tags)
+    if wrong := _wrong_alone(distinct, name):
+        return wrong
+    if are_names(distinct):
+        return next(iter(_misspelt(distinct).values()), None)
+    return _wrong_together(distinct)
+
+
+def names_of(files: Sequence["TagRows"]) -> dict[str, str]:
+    """By label as `from_tags` reads it the tag that is its name, if the tags of `files` are names of labels; else empty."""
+    tags = {tag for file in files for _, row in file.rows for tag in row.tags}
+    return {split_tag(tag)[1]: tag for tag in tags} if any(map(PREFIXED.fullmatch, tags)) and are_names(tags) else {}
+
+
+def with_names(example: Example, names: Mapping[str, str]) -> Example:
+    """`example` as `from_tags` made it, with `names` in place of labels; neighbours of one label are one entity."""
+    if example.blanks_in_words is None:  # it was given by offsets
+        return example
+    found: list[Entity] = []
+    for entity in example.entities or ():
+        label = names[entity.label]
+        if found and found[-1].label == label and not example.text[found[-1].end : entity.start].strip():
+            found[-1] = Entity(found[-1].start, entity.end, label)
+        else:
+            found.append(Entity(entity.start, entity.end, label))
+    return replace(example, entities=tuple(found))
 
 
 @lru_cache(maxsize=4096)
@@ -135,8 +181,8 @@ def _mixed_ends(tags: Sequence[str]) -> str | None:
 
 
 def _meant(tag: str) -> str:
-    found = MISSPELT.fullmatch(tag)
-    return f" (write {found[1].upper()}-{found[2]})" if found and found[2] else ""
+    found = next((match for form in MISSPELT if (match := form.fullmatch(tag))), None)
+    return f" (write {found['prefix'].upper()}-{found['label']})" if found else ""
 
 
 def _unended(tags: Sequence[str]) -> str | None:
@@ -156,15 +202,21 @@ def scheme_faults(files: Sequence[TagRows]) -> list[Fault]:
 
     Either all files have prefixes or none has. All rows of a file are in BIO, or all in BIOES. The minority is at fault.
     """
-    faults = _fewer(
-        [(file.file, line, row) for file in files for line, row in file.rows if row.tags],
-        lambda row: any(map(PREFIXED.match, row.tags)),
+    rows = [(file.file, line, row) for file in files for line, row in file.rows if row.tags]
+    tags = frozenset[str]().union(*{row.tags for _, _, row in rows})
+    if are_names(tags):
+        why = _misspelt(tags)
+        return [Fault(file, line, why[min(odd)]) for file, line, row in rows if (odd := row.tags & why.keys())]
+    faults = [Fault(file, line, row.wrong) for file, line, row in rows if row.wrong]
+    faults += _fewer(
+        [each for each in rows if not each[2].wrong],
+        lambda row: any(map(PREFIXED.fullmatch, row.tags)),
         _without_prefix,
         _with_prefix,
     )
     for file in files:
         faults += _fewer(
-            [(file.file, line, row) for line, row in file.rows if row.scheme],
+            [(file.file, line, row) for line, row in file.rows if row.scheme and not row.wrong],
             lambda row: row.scheme == "BIOES",
             lambda row, others: (
                 f"has an entity without an E- or S- tag, unlike {_rows(others)} of the file; write BIO or BIOES in all"
@@ -173,7 +225,7 @@ def scheme_faults(files: Sequence[TagRows]) -> list[Fault]:
                 f"has an E-, S-, L- or U- tag, unlike entities in {_rows(others)} of the file; write BIO or BIOES in all"
             ),
         )
-    return faults or _misspelt_everywhere(files)
+    return faults
 
 
 Reason = Callable[[RowTags, int], str]
@@ -207,19 +259,19 @@ def _with_prefix(row: RowTags, others: int) -> str:
     return f"has the tag {tag!r}, a prefix and the label {tag[2:]!r}, but in {_rows(others)} tags have none; use prefixes in all or none"
 
 
-def _misspelt_everywhere(files: Sequence[TagRows]) -> list[Fault]:
-    """Rows of files in which no tag has a prefix, but all look like a misspelt one: `B_city`, `b-city`."""
-    tags = {tag for file in files for _, row in file.rows for tag in row.tags}
-    found = [MISSPELT.fullmatch(tag) for tag in tags]
-    if any(map(PREFIXED.match, tags)) or not all(found) or not any(match[1] in "Bb" for match in found if match):
-        return []
-    return [
-        Fault(
-            file.file,
-            line,
-            f"has the tag {min(row.tags)!r}, a prefix in another spelling{_meant(min(row.tags))}; {A_TAG}",
-        )
-        for file in files
-        for line, row in file.rows
-        if row.tags
-    ]
+def _misspelt(tags: Collection[str]) -> dict[str, str]:
+    """By tag why it is a prefix in another spelling: `B_city`, `b-city`, `city-B`, `B`; `tags` are all there are, and none has a prefix.
+
+    They are if some begin and go on with one label; or if all tags are spelt so, without blanks, and one of them begins an entity.
+    """
+    bare = [tag for tag in sorted(tags) if tag != OUTSIDE and not PREFIXED.fullmatch(tag)]
+    if bare and all(tag.upper() in "BIESLU" for tag in bare) and {"B", "b"} & {*bare}:
+        return {tag: f"has the tag {tag!r}, a prefix without a label; {A_TAG}" for tag in bare}
+    for form in MISSPELT:
+        found = {tag: match for tag in bare if (match := form.fullmatch(tag))}
+        parts = {(match["prefix"].upper(), match["label"]) for match in found.values()}
+        begun = {label for prefix, label in parts if prefix == "B"}
+        all_so = len(found) == len(bare) and not any(" " in tag for tag in bare)
+        if begun and (all_so or any(("I", label) in parts for label in begun)):
+            return {tag: f"has the tag {tag!r}, a prefix in another spelling{_meant(tag)}; {A_TAG}" for tag in found}
+    return {}

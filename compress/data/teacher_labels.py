@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from compress.data.answer_rows import MOST_SUM, Answer, answer_in, likely_labels, named_in
+from compress.data.answer_rows import MOST_SUM, Answer, answer_in, likely_labels, named_in, with_tag_names
 from compress.data.carry_words import carry_words, words_of_entities
 from compress.data.columns import USUAL, Columns
 from compress.data.encoded import Encoded
@@ -21,7 +21,7 @@ from compress.data.labelled_files import check_there
 from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
 from serve.errors import BadInput
 from serve.text.entity_markers import has_markers
-from serve.text.labels import split_tag
+from serve.text.labels import PREFIXED, are_names, split_tag, with_prefixes
 from serve.text.spans import words
 
 LEAST = 1e-8
@@ -205,6 +205,9 @@ def read_teacher_labels(paths: Sequence[Path], task: Task, columns: Columns = US
     if faults:
         raise BadRows(faults)
     files = tuple(map(str, paths))
+    tags = {tag for answer in answers.values() for word in answer.words or () for tag in word.tags}
+    if any(map(PREFIXED.fullmatch, tags)) and are_names(tags):
+        answers = {key: with_tag_names(answer) for key, answer in answers.items()}
     if not answers:
         fields = FIELDS[task]
         raise BadInput(f"--teacher-labels {', '.join(files)} holds no answer: no row has {fields}, which {task} needs.")
@@ -259,7 +262,7 @@ def word_logits(tags: Sequence[Mapping[tuple[str, str], float]], labels: Sequenc
 
 def _as_rows(tags: Sequence[Mapping[tuple[str, str], float]], labels: Sequence[str]) -> np.ndarray:
     """The probabilities of the tags `labels` for each word, (words, labels), each at least `LEAST`."""
-    names = [split_tag(label) for label in labels]
+    names = [split_tag(label) for label in with_prefixes(tuple(labels))]
     rows = np.array([[word.get(name, 0.0) for name in names] for word in tags]).reshape(len(tags), len(labels))
     unnamed = np.array([[name not in word for name in names] for word in tags]).reshape(len(tags), len(labels))
     whole = [_with_the_rest(row, missing) for row, missing in zip(rows, unnamed, strict=True)]

@@ -8,7 +8,7 @@ from compress.data.encoded import encode
 from compress.data.examples import Splits, Task, check_kind
 from compress.engine.label_checks import counted, label_warnings, some
 from compress.engine.text_checks import text_warnings
-from compress.models.pretrained import Opened, with_markers
+from compress.models.pretrained import Opened, check_labels, with_markers
 from compress.models.shapes import Shape
 from serve.errors import BadInput
 from serve.text.labels import bio_tags, entity_labels
@@ -59,6 +59,7 @@ def labels_for(opened: Opened, splits: Splits, task: Task, *, new_head: bool) ->
     theirs = None if new_head else opened.head_for(task)
     if theirs is None:
         return ours, False
+    check_labels(theirs, task, f"{opened.role} {opened.name}")
     if task == "text-classification":
         markers = not (opened if splits.relations else with_markers(opened)).added
         check_kind(splits.train, f"{opened.role} {opened.name}", multi_label=opened.multi_label, markers=markers)

@@ -24,7 +24,9 @@ def label_warnings(splits: Splits, task: Task) -> list[str]:
     if task in ("text-regression", "question-answering"):
         return []
     counts = {split: _counts(getattr(splits, split), task) for split in SPLITS}
-    found = spelling_warnings([example for split in SPLITS for example in getattr(splits, split)], task)
+    words = [example for example in splits.train if example.blanks_in_words is not None]
+    found = outside_warning("in train", "the data") if words and all(map(_all_in_entities, words)) else []
+    found += spelling_warnings([example for split in SPLITS for example in getattr(splits, split)], task)
     found += _rare(counts["train"])
     for split in ("validation", "test"):
         if unseen := sorted(counts[split].keys() - counts["train"].keys()):
@@ -41,6 +43,20 @@ def spelling_warnings(examples: Sequence[Example], task: Task) -> list[str]:
     counts = _counts(examples, task)
     of_tags = _with_prefix(counts) if task == "token-classification" else []
     return [*_alike(counts), *_several_in_one(counts), *of_tags, *_contradictions(examples)]
+
+
+def outside_warning(where: str, named: str) -> list[str]:
+    """A warning that no tag `where` is `O`, in a list; `named` is what to correct."""
+    return [
+        f"No tag {where} is O, so every word is in an entity. If a tag means outside, write O in its place in {named}."
+    ]
+
+
+def _all_in_entities(example: Example) -> bool:
+    outside, at = "", 0
+    for entity in example.entities or ():
+        outside, at = outside + example.text[at : entity.start], entity.end
+    return not (outside + example.text[at:]).strip()
 
 
 def some(names: Sequence[str]) -> str:

@@ -22,6 +22,7 @@ from compress.models.pretrained import load, open_model
 from compress.progress import advancing, message
 from compress.training.checkpoint import write_safetensors
 from serve.bundle.manifest import canonical_json
+from serve.text.labels import with_prefixes
 from serve.text.spans import words
 
 # Texts whose soft labels are saved at once: the most work that a kill during labelling loses.
@@ -173,8 +174,9 @@ def _carried(theirs: Encoded, ours: Encoded, index: int, logits: np.ndarray) -> 
     )
     if places == given[: len(places)]:
         return logits[: len(places)]
+    tags = with_prefixes(theirs.labels)
     answers = [
-        WordAnswer(start, end, dict(zip(theirs.labels, row.tolist(), strict=True)))
+        WordAnswer(start, end, dict(zip(tags, row.tolist(), strict=True)))
         for (start, end), row in zip(given, softmax(logits.astype(np.float64)), strict=True)
     ]
     carried = carry_words(places, answers)

@@ -1,6 +1,7 @@
 """The task metric, its bootstrap interval, and the paired interval of a difference. No torch.
 
-Entities: micro F1 over exact spans (start, end and label must match), the CoNLL shared task's measure.
+Entities: micro F1 over exact spans (start, end and label must match), the CoNLL shared task's measure. Where the text came as words, a span
+that a model finds counts as the words that it touches, so that scores are those of published words whatever the model's tokens.
 Classes: accuracy; if any number of labels may apply to a text, micro F1 over pairs of a text and a label.
 Vectors: Spearman's rho between the similarities of texts by both models.
 Answers to questions: the mean F1 of words, SQuAD's; `compress.evaluation.questions` has its definition and exact match.
@@ -62,11 +63,11 @@ def gold_of(example: Example, task: Task) -> Prediction:
     return frozenset((entity.start, entity.end, entity.label) for entity in example.entities or ())
 
 
-def prediction_of(answer: Answer, *, multi_label: bool) -> Prediction:
-    """A server's answer as a `Prediction`."""
+def prediction_of(answer: Answer, example: Example, *, multi_label: bool) -> Prediction:
+    """A server's answer to the text of `example` as a `Prediction`; spans are widened to the words of data that came as words."""
     if "entities" in answer:
-        found = cast(EntitiesAnswer, answer)["entities"]
-        return frozenset((each["start"], each["end"], each["label"]) for each in found)
+        found = ((each["start"], each["end"], each["label"]) for each in cast(EntitiesAnswer, answer)["entities"])
+        return widened(found, example.text, example.blanks_in_words)
     if "answer" in answer:
         found_answer = cast(QuestionAnswer, answer)["answer"]
         return found_answer["text"] if found_answer else ""
@@ -76,6 +77,35 @@ def prediction_of(answer: Answer, *, multi_label: bool) -> Prediction:
         return np.asarray(cast(VectorAnswer, answer)["embedding"], dtype=np.float32)
     labels = answer["labels"]
     return frozenset(each["label"] for each in labels) if multi_label else labels[0]["label"]
+
+
+def widened(
+    spans: Iterable[tuple[int, int, str]], text: str, blanks_in_words: Sequence[int] | None
+) -> frozenset[tuple[int, int, str]]:
+    """`spans` of `text`, (start, end, label), each widened to the words that it touches; as they are if the text did not come as words.
+
+    A word that two spans touch belongs to the first of them, so that each word has one tag, as in conlleval.
+
+    Args:
+        spans: of code points, without overlap, each with other characters than blanks at its ends.
+        text: the words, joined by blanks.
+        blanks_in_words: the blanks that are inside of words; None if the text did not come as words.
+    """
+    if blanks_in_words is None:
+        return frozenset(spans)
+    found: set[tuple[int, int, str]] = set()
+    reached = 0
+    for start, end, label in sorted(spans):
+        before, after = text.rfind(" ", 0, start), text.find(" ", end)
+        while before in blanks_in_words:
+            before = text.rfind(" ", 0, before)
+        while after in blanks_in_words:
+            after = text.find(" ", after + 1)
+        first, reached = max(before + 1, reached), after if after >= 0 else len(text)
+        if there := text[first:reached].strip():
+            first = text.index(there, first)
+            found.add((first, first + len(there), label))
+    return frozenset(found)
 
 
 def counts(gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> np.ndarray:

@@ -10,9 +10,9 @@ from compress import distributed
 from compress.data.batches import batches_by_length, collate, rows_of, to_device
 from compress.data.encoded import Encoded
 from compress.distributed import Share
-from compress.evaluation.metrics import Prediction
+from compress.evaluation.metrics import Prediction, widened
 from compress.evaluation.questions import given, said_of
-from serve.text.labels import applies, split_tag
+from serve.text.labels import applies, split_tag, with_prefixes
 from serve.text.spans import Span, decode_spans, words
 
 WHOLE = Share()
@@ -57,6 +57,8 @@ def shared_row_logits(model: Any, encoded: Encoded, advance: Any = None) -> list
 def predictions(encoded: Encoded, logits: Sequence[np.ndarray]) -> list[Prediction]:
     """The answers that serving gives from each text's `logits` (rows, labels): a class, labels that apply, a number, a vector or spans.
 
+    Spans are widened to the words of data that came as words.
+
     Of questions there is one answer for all windows of a context; it is empty for none.
     """
     if encoded.task == "feature-extraction":
@@ -69,7 +71,11 @@ def predictions(encoded: Encoded, logits: Sequence[np.ndarray]) -> list[Predicti
         return [frozenset(encoded.labels[i] for i in np.flatnonzero(applies(rows[0]))) for rows in logits]
     if encoded.task == "text-classification":
         return [encoded.labels[int(rows[0].argmax())] for rows in logits]
-    return [frozenset((span.start, span.end, span.label) for span in spans) for spans in scored_spans(encoded, logits)]
+    blanks_in_words = encoded.blanks_in_words or [None] * len(encoded)
+    return [
+        widened(((span.start, span.end, span.label) for span in spans), text, blanks)
+        for spans, text, blanks in zip(scored_spans(encoded, logits), encoded.texts, blanks_in_words, strict=True)
+    ]
 
 
 def scored_spans(encoded: Encoded, logits: Sequence[np.ndarray]) -> Iterator[list[Span]]:
@@ -98,7 +104,8 @@ def constant_predictions(encoded: Encoded) -> Iterator[list[Prediction]]:
         for size in range(1, len(often) + 1):
             yield [frozenset(often[:size])] * len(encoded)
         return
-    for index, label in enumerate(encoded.labels):
+    labels = with_prefixes(encoded.labels) if encoded.task == "token-classification" else encoded.labels
+    for index, label in enumerate(labels):
         if encoded.task == "text-classification" or split_tag(label)[0] in {"B", "S"}:
             always = np.zeros((1, len(encoded.labels)), dtype=np.float32)
             always[0, index] = 1

@@ -12,6 +12,7 @@ from compress.models.families import FAMILIES
 from compress.models.pretrained import (
     HEADS,
     LONGEST_TEXT,
+    check_labels,
     check_weights,
     fast_tokenizer,
     head_for,
@@ -102,9 +103,11 @@ def find_answering(name: str, *, role: str = "--with", revision: str = "") -> An
             f"{named} has no head for a task: its architecture is {', '.join(config.architectures or ['not stated'])}, and one that ends "
             f"in {' or '.join(dict.fromkeys(HEADS.values()))} is needed. Fine-tune it first{how}"
         )
+    labels = head_for(config, task) or ()
+    check_labels(labels, task, named)
     check_weights(folder, config, named)
     tokenizer = fast_tokenizer(folder, named, config)
-    return AnsweringTeacher(name, folder, config, task, head_for(config, task) or (), tokenizer, revision, role)
+    return AnsweringTeacher(name, folder, config, task, labels, tokenizer, revision, role)
 
 
 def load_answering(found: AnsweringTeacher, max_length: int = 0) -> AnsweringModel:

@@ -15,8 +15,10 @@ from tokenizers import Tokenizer
 
 from compress.data.examples import Task
 from compress.data.hub import download_model, may_be_on_hub
+from compress.data.tags import tags_fault
 from compress.models.families import Family, encoder_of, family_of
 from compress.models.span_logits import with_span_logits
+from serve.bundle.manifest import label_faults
 from serve.errors import BadInput, BundleError
 from serve.text.entity_markers import MARKERS
 from serve.text.labels import MULTI_LABEL, REGRESSION, SPAN_ENDS, gives_number
@@ -179,6 +181,27 @@ def head_for(config: Any, task: Task) -> tuple[str, ...] | None:
     ):  # several numbers a text, which no task here has
         return None
     return tuple(config.id2label[index] for index in range(config.num_labels))
+
+
+def check_labels(labels: Sequence[str], task: Task, named: str) -> None:
+    """Check the `labels` of the head for `task` of a model whose answers are read or served, named as `named`.
+
+    Raises:
+        BadInput: a label is there twice or has no name; or they are tags in no scheme, by the rules for those of data.
+    """
+    if task not in ("token-classification", "text-classification"):
+        return
+    faults = list(label_faults(labels))
+    unnamed = [i for i, label in enumerate(labels) if not any(c.isprintable() and not c.isspace() for c in label)]
+    if unnamed:
+        faults.append(f"the label of number {unnamed[0]} has an empty name")
+    if task == "token-classification" and not faults:
+        try:
+            faults += [fault] if (fault := tags_fault(labels, "id2label")) else []
+        except ValueError as reason:
+            faults.append(str(reason))
+    if faults:
+        raise BadInput(f"{named}: {'; '.join(faults)}. Correct the names in id2label and label2id of its {CONFIG}.")
 
 
 def open_unread(name: str, role: str, wanted: str, revision: str) -> tuple[Path, Any]:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -307,8 +307,16 @@ def _output_faults(manifest: Manifest) -> Iterator[str]:
         yield f"vector_width is {manifest.vector_width}, and {manifest.task} {'needs one above 0' if of_vectors else 'has no vectors'}"
     if of_vectors and manifest.labels:
         yield "feature-extraction has no labels"
-    if not of_vectors and (not manifest.labels or len(set(manifest.labels)) != len(manifest.labels)):
-        yield "labels are missing or repeated"
+    if not of_vectors:
+        yield from label_faults(manifest.labels)
+
+
+def label_faults(labels: Sequence[str]) -> Iterator[str]:
+    """Why no bundle can have these `labels` of logits; nothing if one can."""
+    if not labels:
+        yield "labels are missing"
+    if twice := sorted({label for label in labels if labels.count(label) > 1}):
+        yield f"the label {twice[0]!r} stands for several numbers of the model"
 
 
 def _variant_faults(name: str, variant: Variant, files: dict[str, BundleFile]) -> Iterator[str]:

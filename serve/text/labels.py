@@ -1,6 +1,7 @@
 """Names of classes and tags, and which of them apply. A tag is `O`, or a prefix and an entity label: `B-city`, `I-city`."""
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import Literal
 
@@ -10,6 +11,7 @@ import numpy as np
 Scheme = Literal["BIO", "BIOES", "IO"]
 
 OUTSIDE = "O"
+PREFIXED = re.compile(r"([BIESLU])-(.+)", re.DOTALL)
 # Values of `problem_type` in configurations of transformers.
 MULTI_LABEL = "multi_label_classification"
 REGRESSION = "regression"
@@ -27,9 +29,41 @@ def bio_tags(labels: Iterable[str]) -> tuple[str, ...]:
     return (OUTSIDE, *(f"{prefix}-{label}" for label in sorted(set(labels)) for prefix in "BI"))
 
 
+def are_names(tags: Collection[str]) -> bool:
+    """Whether all `tags` of a model or a data set are names of labels, so that the `E-` of `E-MAIL` is no prefix.
+
+    Prefixes hold for all tags or for none. They hold if two of them stand before one label, as in `B-city` and `I-city`, or if every
+    tag has one that may be its label's only one, which an end, `E-` or `L-`, may not. Of tags with and without a prefix, those without
+    one must be more for `B-` and `I-` to be parts of names.
+
+    >>> are_names(["O", "NAME", "E-MAIL"]), are_names(["O", "B-MAIL", "E-MAIL"])
+    (True, False)
+    """
+    found = {(tag[0], tag[2:]) for tag in tags if PREFIXED.fullmatch(tag)}
+    bare = {tag for tag in tags if tag != OUTSIDE and not PREFIXED.fullmatch(tag)}
+    prefixes, labels = {prefix for prefix, _ in found}, {label for _, label in found}
+    if len(labels) < len(found) or labels & bare:
+        return False
+    if bare and prefixes & {"B", "I"}:
+        return len(bare) > len(found)
+    return bool(bare or prefixes & {"E", "L"})
+
+
+@lru_cache(maxsize=256)
+def with_prefixes(tags: tuple[str, ...]) -> tuple[str, ...]:
+    """All `tags` of a model, as `split_tag` reads them: names of labels get the prefix `I-`.
+
+    >>> with_prefixes(("O", "NAME", "E-MAIL")), with_prefixes(("O", "B-city", "I-city"))
+    (('O', 'I-NAME', 'I-E-MAIL'), ('O', 'B-city', 'I-city'))
+    """
+    return tuple(tag if tag == OUTSIDE else f"I-{tag}" for tag in tags) if are_names(tags) else tags
+
+
 @lru_cache(maxsize=4096)
 def split_tag(tag: str) -> tuple[str, str]:
     """The prefix and the entity label of `tag`; `("O", "")` outside. A tag without a prefix (IO scheme) gets `I`.
+
+    Whether a tag has a prefix depends on the others: give it one of `with_prefixes`.
 
     >>> split_tag("B-city"), split_tag("O"), split_tag("city")
     (('B', 'city'), ('O', ''), ('I', 'city'))
@@ -44,8 +78,8 @@ def split_tag(tag: str) -> tuple[str, str]:
 
 
 def entity_labels(tags: Sequence[str]) -> tuple[str, ...]:
-    """The entity labels in `tags`, sorted."""
-    return tuple(sorted({label for label in (split_tag(tag)[1] for tag in tags) if label}))
+    """The entity labels in all `tags` of a model, sorted."""
+    return tuple(sorted({label for label in (split_tag(tag)[1] for tag in with_prefixes(tuple(tags))) if label}))
 
 
 @lru_cache(maxsize=64)
@@ -58,7 +92,7 @@ def schemes(tags: tuple[str, ...]) -> dict[str, Scheme]:
     {'city': 'BIO', 'name': 'IO'}
     """
     prefixes: dict[str, set[str]] = {label: set() for label in entity_labels(tags)}
-    for prefix, label in map(split_tag, tags):
+    for prefix, label in map(split_tag, with_prefixes(tags)):
         if label:
             prefixes[label].add(prefix)
     bounded: Scheme = "BIOES" if any(found & {"E", "S"} for found in prefixes.values()) else "BIO"

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from serve.text.labels import OUTSIDE, Scheme, schemes, split_tag
+from serve.text.labels import OUTSIDE, Scheme, schemes, split_tag, with_prefixes
 from serve.text.viterbi import likeliest_valid
 
 # How the tags of tokens become tags of words, and these become entities; see `decode_spans`.
@@ -106,7 +106,8 @@ def decode_spans(
     of_words = word_probabilities(probabilities, found, aggregation)
     chosen = likeliest_valid(of_words, tuple(tags)) if constrained else of_words.argmax(axis=1)
     scores = of_words[np.arange(len(found)), chosen].astype(np.float64)
-    sequence = [tags[index] for index in chosen.tolist()]
+    prefixed = with_prefixes(tuple(tags))
+    sequence = [prefixed[index] for index in chosen.tolist()]
     runs = strict_runs(sequence, schemes(tuple(tags))) if aggregation == "strict" else tag_runs(sequence)
     return [
         # The sum that np.mean takes, without its checks.

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from serve.errors import BadInput
-from serve.text.labels import OUTSIDE, schemes, split_tag
+from serve.text.labels import OUTSIDE, schemes, split_tag, with_prefixes
 
 # Smaller than any probability of a model. It keeps logarithms finite, so that an unlikely tag is not treated as forbidden.
 LEAST_PROBABILITY = 1e-300
@@ -40,7 +40,7 @@ def grammar(tags: tuple[str, ...]) -> Grammar:
     inside = np.zeros(len(tags), dtype=np.bool_)  # the tag continues an entity
     unfinished = np.zeros(len(tags), dtype=np.bool_)  # the next tag must continue the entity
     continues = np.zeros((len(tags), len(tags)), dtype=np.bool_)  # the second tag may continue the first
-    parts = [split_tag(tag) for tag in tags]
+    parts = [split_tag(tag) for tag in with_prefixes(tags)]
     for after, (prefix, label) in enumerate(parts):
         if prefix == OUTSIDE or scheme_of[label] == "IO":
             continue

@@ -16,12 +16,13 @@ from compress.data.subset import subset
 from compress.data.texts import read_texts
 from compress.engine.data_checks import labels_for, warnings_of
 from compress.engine.further_texts import FurtherTexts, read_further
+from compress.engine.label_checks import outside_warning
 from compress.engine.lineage import LINEAGE, base_model_of, read_lineage
 from compress.engine.resumable_stages import Workdir
 from compress.engine.task_inputs import usable_length
 from compress.evaluation.metrics import metric_name
 from compress.input_errors import Faults
-from compress.models.pretrained import HEADS, Opened, open_model, save_tokenizer, with_markers
+from compress.models.pretrained import HEADS, Opened, check_labels, open_model, save_tokenizer, with_markers
 from compress.models.sentence_pooling import SentencePooling, max_tokens_in, pooling_in, write_pooling
 from compress.settings import VECTORS
 from export.graph.vocabulary_trimming import Trimmed, trim_vocabulary
@@ -38,6 +39,7 @@ from latency.profile import Plan, time_grid
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
 from serve.text.entity_markers import knows_markers
+from serve.text.labels import OUTSIDE
 from serve.text.tokenizer import load_tokenizer
 from stillroom.console import bar, say
 from stillroom.inputs.sample_texts.messages import support_messages
@@ -192,6 +194,7 @@ def _checked(checkpoint: str, out: Path, settings: Exporting, beside: Beside | N
         )
     splits = outside = promised_on = None
     labels = opened.head_for(task) or ()
+    check_labels(labels, task, f"CKPT {checkpoint}")
     length = usable_length(settings.max_length, opened)
     if how and not settings.max_length:
         length = max_tokens_in(opened.folder, length)
@@ -313,7 +316,9 @@ def _ready(folder: Path, given: _Given) -> _Ready:
     if splits is None:
         relations = given.task == "text-classification" and knows_markers(tokenizer)
         calibration = tokenizer.encode_batch(given.texts[::2])
-        return _Ready(folder, trimmed, calibration, split(given.validation()), None, None, relations, [])
+        without_outside = given.task == "token-classification" and OUTSIDE not in given.labels
+        warnings = outside_warning("of the model", "its id2label") if without_outside else []
+        return _Ready(folder, trimmed, calibration, split(given.validation()), None, None, relations, warnings)
     return _Ready(
         folder,
         trimmed,

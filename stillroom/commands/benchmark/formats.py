@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from compress.data.columns import USUAL
+from compress.data.conll import conll_rows
 from compress.data.file_formats import lines_in, squad_rows
 from compress.data.row_faults import Fault, UnreadableFrom
 from compress.engine.label_checks import counted
@@ -74,23 +76,16 @@ def tagged_rows(file: Path, *, prefix: str = "") -> Rows:
     Raises:
         BadInput: a line has no tag, or there is no sentence.
     """
-    rows: list[dict[str, Any]] = []
-    words: list[str] = []
-    tags: list[str] = []
-    for number, line in enumerate([*_lines(file), ""], 1):
-        cells = line.split("\t") if "\t" in line else line.split()
-        if not line.strip():
-            if words:
-                rows.append({"tokens": words, "tags": tags})
-            words, tags = [], []
-        elif cells[0] == "-DOCSTART-":
-            continue
-        elif len(cells) < 2:
-            raise BadInput(f"{file}, line {number}: {line!r} has no tag. Give the file as it was published.")
-        else:
-            word = cells[0].strip()
-            words.append(word.removeprefix(prefix) or word)
-            tags.append(cells[-1].strip())
+    faults: list[Fault] = []
+    found = conll_rows(file, partial(lines_in, file), USUAL, faults)
+    try:
+        rows: list[dict[str, Any]] = [dict(row) for _, row in found if isinstance(row, dict)]
+    except UnreadableFrom as fault:
+        faults += fault.faults
+    if faults:
+        raise BadInput(f"{faults[0]}. Give the file as it was published.")
+    for row in rows:
+        row["tokens"] = [word.removeprefix(prefix) or word for word in row["tokens"]]
     if not rows:
         raise BadInput(f"{file} has no sentences. Give the file as it was published.")
     return Rows(rows, [])

@@ -163,7 +163,7 @@ def _of_bundle(model: str, data: Path, given: Evaluation) -> _Answered:
             pipeline([examples[i].text_read for i in chosen], text_pair=pairs, truncate=True) if chosen else [],
             strict=True,
         ):
-            said[i] = prediction_of(answer, multi_label=multi_label)
+            said[i] = prediction_of(answer, examples[i], multi_label=multi_label)
     tokenizer = load_tokenizer(pipeline.bundle.path, pipeline.manifest.max_length)
     encoded = encode(examples, tokenizer, task, ("O",) if task == "token-classification" else ())
     warnings = notes + _warnings(examples, encoded, pipeline.manifest.max_length, file_of(data, given.split))
@@ -175,7 +175,7 @@ def _of_checkpoint(model: str, data: Path, given: Evaluation) -> _Answered:
     from compress.data.examples import check_kind, check_task
     from compress.engine.hardware import device_here
     from compress.evaluation.predictions import predictions, row_logits
-    from compress.models.pretrained import HEADS, load, open_model, open_tokenizer
+    from compress.models.pretrained import HEADS, check_labels, load, open_model, open_tokenizer
     from serve.text.entity_markers import knows_markers
 
     refuse_variant(model, given)
@@ -190,6 +190,7 @@ def _of_checkpoint(model: str, data: Path, given: Evaluation) -> _Answered:
     notes: list[str] = []
     examples = examples_of(data, given, task, notes)
     labels = opened.head_for(task) or ()
+    check_labels(labels, task, f"MODEL {model}")
     multi_label = task == "text-classification" and opened.multi_label
     tokenizer = open_tokenizer(opened)
     if task == "text-classification":

@@ -126,6 +126,6 @@ def _by_bundle(
 
     def encode(texts: "Sequence[Example]") -> "list[np.ndarray]":
         answers = pipeline([each.text_read for each in texts], truncate=True)
-        return [prediction_of(answer, multi_label=False) for answer in answers]  # type: ignore[misc]
+        return [prediction_of(answer, each, multi_label=False) for answer, each in zip(answers, texts, strict=True)]  # type: ignore[misc]
 
     return encode, pipeline.variant

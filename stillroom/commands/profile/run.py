@@ -450,7 +450,10 @@ def _metrics(
                 continue
         gold = [gold_of(example, reads.task) for example in given.examples]
         answers = given.as_in_the_file(worker.answers())
-        said = [prediction_of(answer, multi_label=reads.multi_label) for answer in answers]
+        said = [
+            prediction_of(answer, example, multi_label=reads.multi_label)
+            for answer, example in zip(answers, given.examples, strict=True)
+        ]
         reached = score(gold, said)
         kind = metric_name(reads.task, multi_label=reads.multi_label)
         found[name] = Metric(

@@ -371,14 +371,6 @@ def test_bytes_that_are_no_utf8_are_named_by_their_place_in_the_file(tmp_path: P
     assert read_texts(path) == ["one", "two"]
 
 
-@pytest.mark.parametrize("tag", ["Z-city", "B-", "X-person"])
-def test_a_prefix_that_no_scheme_has_is_a_fault_and_no_label(tag: str) -> None:
-    with pytest.raises(ValueError, match=rf"has the tag '{tag}' among others with a prefix"):
-        from_tags(["a", "b"], ["B-city", tag])
-    assert from_tags(["a", "b"], ["O", "T-cell"]).entities[0].label == "T-cell"
-    assert from_tags(["a", "b"], ["O", "city-state"]).entities[0].label == "city-state"
-
-
 RELATION = {"text": "Rome is in Italy", "head": {"start": 0, "end": 4}, "tail": {"start": 11, "end": 16}, "label": "in"}
 
 

@@ -63,21 +63,51 @@ def test_a_tag_without_a_prefix_is_found_in_whichever_split_it_stands(tmp_path: 
     assert len(caught.value.faults) == 1
 
 
-def test_a_prefix_among_labels_without_one_is_the_fault_where_it_is_the_rarer(tmp_path: Path) -> None:
-    ((line, said),) = faults(rows(tmp_path / "train.jsonl", "city O", "city person", "E-mail"))
-    assert (line, "'E-mail', a prefix and the label 'mail', but in 2 other rows tags have none" in said) == (
-        3,
-        True,
-    )
+@pytest.mark.parametrize(
+    "tags",
+    [
+        ("city O", "city person", "E-mail E-mail"),
+        ("NAME E-MAIL", "O E-MAIL"),
+        ("DNA", "RNA O", "O B-cell"),
+        ("E-MAIL", "I-PHONE O"),
+    ],
+)
+def test_labels_are_names_where_some_have_no_prefix_and_no_two_prefixes_stand_before_one(
+    tmp_path: Path, tags: tuple[str, ...]
+) -> None:
+    read = read_examples(rows(tmp_path / "train.jsonl", *tags), TASK)
+    assert {entity.label for each in read for entity in each.entities or ()} == {*" ".join(tags).split()} - {"O"}
+    assert all(len(each.entities or ()) == len({*row.split()} - {"O"}) for each, row in zip(read, tags, strict=True))
+
+
+def test_labels_are_named_by_the_tags_of_all_splits(tmp_path: Path) -> None:
+    for name in ("train", "validation", "test"):
+        rows(tmp_path / f"{name}.jsonl", "NAME O" if name == "test" else "O L-SHAPE", "O S-BAHN")
+    assert read_splits(str(tmp_path), TASK).labels(TASK) == ("L-SHAPE", "S-BAHN")
+
+
+def test_a_prefix_that_fewer_labels_have_is_a_fault_if_it_stands_in_a_scheme(tmp_path: Path) -> None:
+    ((line, said),) = faults(rows(tmp_path / "train.jsonl", "city O", "city person", "B-mail I-mail"))
+    assert (line, "a prefix and the label 'mail', but in 2 other rows tags have none" in said) == (3, True)
 
 
 @pytest.mark.parametrize(
-    "tags", [("B_city I_city", "O B_person"), ("b-city i-city", "O b-city"), ("B I O", "O B"), ("b:city O",)]
-)
+    "tags",
+    [
+        ("B_city I_city", "O B_person"), ("b-city i-city", "O b-city"), ("b:city O",), ("city-B city-I", "O name-B"), ("city_b O",),
+        ("B_city I_city person", "B_city O"),
+    ],
+)  # fmt: skip
 def test_tags_that_are_all_spelt_in_another_way_are_faults_and_no_labels(tmp_path: Path, tags: tuple[str, ...]) -> None:
     found = faults(rows(tmp_path / "train.jsonl", *tags, "O O"))
     assert [line for line, _ in found] == [*range(1, len(tags) + 1)]
     assert all("a prefix in another spelling" in reason for _, reason in found)
+
+
+@pytest.mark.parametrize("tags", ["B I O", "b i", "B E S O", "B O"])
+def test_prefixes_without_a_label_are_faults_that_say_so(tmp_path: Path, tags: str) -> None:
+    ((line, said),) = faults(rows(tmp_path / "train.jsonl", "O O", tags))
+    assert (line, f"has the tag {tags[0]!r}, a prefix without a label" in said) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +118,7 @@ def test_tags_that_are_all_spelt_in_another_way_are_faults_and_no_labels(tmp_pat
         ("S-x O U-x", "has tags with S, U; E and S belong to BIOES, L and U to BILOU"),
         ("B-x o", "has the tag 'o'; the tag outside entities is the capital letter O"),
         ("B-", "has the tag 'B-', a prefix without a label"),
+        ("B-x I-x X-x", "has the tag 'X-x' among others with a prefix, such as 'B-x'"),
     ],
 )
 def test_a_row_that_mixes_schemes_is_a_fault(tmp_path: Path, tags: str, reason: str) -> None:

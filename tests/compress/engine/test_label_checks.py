@@ -1,10 +1,12 @@
 """What is said of labels that are no fault, and that a person should look at."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from compress.data.examples import Entity, Example, Splits
+from compress.data.tags import from_tags
 from compress.engine.label_checks import label_warnings
 
 TEXT, TOKENS = "text-classification", "token-classification"
@@ -116,3 +118,13 @@ def test_labels_of_entities_that_are_tags_are_told(labels: tuple[str, ...], told
     rows = [Example(f"ab {label}", entities=(Entity(0, 2, label),)) for label in labels]
     said = label_warnings(Splits(rows, rows, rows), TOKENS)
     assert [("begin with the prefix of a tag" in each) for each in said] == [True] * told
+
+
+def test_words_none_of_which_is_outside_of_entities_are_told() -> None:
+    all_named, outside = from_tags(["a", "b c"], ["NOUN", "VERB"]), from_tags(["a", "b"], ["NOUN", "O"])
+    splits = Splits([all_named] * 2, [all_named], [all_named])
+    (said,) = label_warnings(splits, TOKENS)
+    assert said.startswith("No tag in train is O, so every word is in an entity.")
+    assert label_warnings(replace(splits, train=[all_named, outside]), TOKENS) == []
+    whole = [Example("ab", entities=(Entity(0, 2, "x"),))]
+    assert label_warnings(Splits(whole, whole, whole), TOKENS) == []  # no word of it was given

@@ -79,7 +79,9 @@ def fp32_with(**changes: object) -> dict[str, dict[str, object]]:
         pytest.param({"labels": None, "cpu": None}, "lacks 'labels', 'cpu'", id="keys-missing"),
         pytest.param({"task": "fill-mask"}, "Invalid enum value 'fill-mask'", id="unknown-task"),
         pytest.param({"labels": "city"}, "Expected `array`", id="labels-not-a-list"),
-        pytest.param({"labels": ["O", "O"]}, "labels are missing or repeated", id="labels-twice"),
+        pytest.param(
+            {"labels": ["O", "O"]}, "the label 'O' stands for several numbers of the model", id="labels-twice"
+        ),
         pytest.param({"schema_version": 0}, "the first version is 1", id="before-the-first-version"),
         pytest.param({"multi_label": True}, "multi_label is for text-classification", id="tags-that-all-may-apply"),
         pytest.param({"name": ""}, "name is empty", id="no-name"),

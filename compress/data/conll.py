@@ -1,0 +1,180 @@
+"""Reads words with their tags in columns, as corpora of CoNLL's shared tasks have them: a word a line, a blank line after each text.
+
+The layout of a file is read first (what separates columns, how many there are, which hold tags), then its rows.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+
+from compress.data.columns import Columns
+from compress.data.row_faults import Fault, note
+from serve.text.labels import OUTSIDE, PREFIXED
+
+DOCUMENT = "-DOCSTART-"  # a line that begins so ends a text
+COMMENTS = ("#", "%%")  # lines that begin so may be comments: `# id`, `# text =`, but also the word `#` with its tag
+BLANKS = " \t\r\f\v"  # a no-break space is none: it may be part of a word
+SEPARATOR = re.compile(f"[{BLANKS}]+")
+SHARE = 0.9  # of lines whose first column is a number, from which it holds no words
+
+Lines = Callable[[], Iterator[str]]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the columns of a file are laid out."""
+
+    tabs: bool
+    """Whether tabs alone separate columns; otherwise blanks do."""
+    width: int
+    """The number of columns of most lines."""
+    tags: frozenset[str]
+    """What is in the last column of lines that are no comments for certain."""
+    even: bool
+    """Whether all lines have as many columns."""
+    tagged: bool
+    """Whether most lines end in `O` or a tag with a prefix."""
+    fault: str
+    """Why words and tags are not in the columns that are read; empty if they may be."""
+
+
+def conll_rows(path: Path, lines: Lines, columns: Columns, faults: list[Fault]) -> Iterator[tuple[int, object]]:
+    """The texts of a file of columns, each with the line of its first word: the word is first in a line, its tag last.
+
+    Columns are separated by tabs where most lines have some, and otherwise by blanks. A blank line ends a text, and so does
+    `-DOCSTART-`. A line before a text that begins with `#` or `%%` is a comment, unless it is a word with its tag.
+
+    Args:
+        path: names the file in faults.
+        lines: reads the lines of the file, without their line feeds, anew at each call.
+        columns: the names of the fields of the rows.
+        faults: gets lines that are not of the layout.
+
+    Raises:
+        UnreadableFrom: `lines` raised it, or there are too many faults.
+    """
+    layout = layout_of(lines)
+    if layout.fault:
+        faults.append(Fault(str(path), None, layout.fault))
+        return
+    tokens: list[str] = []
+    tags: list[str] = []
+    start = 1
+    for number, line in enumerate(chain(lines(), [""]), 1):
+        cells = _cells(line, tabs=layout.tabs)
+        if not cells or line.startswith(DOCUMENT):
+            if tokens:
+                yield start, {columns.tokens: tokens, columns.tags: tags}
+            tokens, tags = [], []
+        elif line.startswith(COMMENTS) and not _is_word(cells, layout):
+            if tokens:
+                reason = (
+                    f"begins with {cells[0][:20]!r} like a comment, and is between words; put comments before a text"
+                )
+                note(faults, Fault(str(path), number, reason))
+        elif reason := _line_fault(line, cells, layout):
+            note(faults, Fault(str(path), number, reason))
+        else:
+            start = start if tokens else number
+            tokens.append(cells[0])
+            tags.append(cells[-1])
+
+
+def _cells(line: str, *, tabs: bool) -> list[str]:
+    """The columns of a line; none of a blank one. Tabs that align columns make no empty ones, but the word may be empty."""
+    if not tabs:
+        return SEPARATOR.split(there) if (there := line.strip(BLANKS)) else []
+    cells = [cell.strip(BLANKS) for cell in line.split("\t")]
+    return [cells[0], *filter(None, cells[1:])] if any(cells) else []
+
+
+def _is_word(cells: Sequence[str], layout: Layout) -> bool:
+    """Whether a line that begins like a comment is a word with its tag: it has all columns, and ends in a tag or begins as `#word` does."""
+    is_hashtag = cells[0][1:2].isalnum() and " " not in cells[0]
+    return len(cells) == layout.width and (_is_tag(cells[-1]) or cells[-1] in layout.tags or is_hashtag)
+
+
+def _is_tag(cell: str) -> bool:
+    return cell == OUTSIDE or PREFIXED.fullmatch(cell) is not None
+
+
+def _line_fault(line: str, cells: Sequence[str], layout: Layout) -> str:
+    if "\r" in line.strip(BLANKS):
+        return "holds a carriage return between columns; save the file with line feeds at the ends of lines"
+    if not cells[0]:
+        return "has no word in its first column"
+    if len(cells) == 1:
+        split = "; columns are separated by tabs in this file" if layout.tabs else ""
+        return f"has one column ({cells[0]!r}); a token and its tag are needed{split}"
+    if len(cells) == layout.width:
+        return ""
+    hint = "" if layout.tabs else "; a word that holds a blank needs tabs between columns"
+    return f"has {len(cells)} columns, and most lines of the file have {layout.width}{hint}"
+
+
+@dataclass
+class _Columns:
+    """What lines of one number of columns hold."""
+
+    lines: int = 0
+    outside: Counter[int] = field(default_factory=Counter)
+    """By column in how many lines it is `O`."""
+    prefixed: Counter[int] = field(default_factory=Counter)
+    """By column in how many lines it is a tag with a prefix."""
+    numbers: int = 0
+    """In how many lines the first column is a whole number."""
+    last: set[str] = field(default_factory=set)
+    """What is in the last column."""
+
+    def add(self, cells: Sequence[str]) -> None:
+        """Count a line."""
+        self.lines += 1
+        for at, cell in enumerate(cells):
+            if cell == OUTSIDE:
+                self.outside[at] += 1
+            elif cell[1:2] == "-" and _is_tag(cell):
+                self.prefixed[at] += 1
+        self.numbers += cells[0].isdecimal()
+        self.last.add(cells[-1])
+
+
+def layout_of(lines: Lines) -> Layout:
+    """The layout of a file; `lines` reads its lines anew at each call."""
+    words = (line for line in lines() if line.strip(BLANKS) and not line.startswith((DOCUMENT, *COMMENTS)))
+    with_tabs = Counter("\t" in line.strip(BLANKS) for line in words)
+    tabs = with_tabs[True] >= with_tabs[False] and with_tabs[True] > 0
+    by_width: dict[int, _Columns] = {}
+    for line in lines():
+        if not line.startswith((DOCUMENT, *COMMENTS)) and (cells := _cells(line, tabs=tabs)):
+            by_width.setdefault(len(cells), _Columns()).add(cells)
+    width = max(by_width, key=lambda each: by_width[each].lines, default=2)
+    most = by_width.get(width, _Columns())
+    tagged = sum(found.outside[last - 1] + found.prefixed[last - 1] for last, found in by_width.items() if last > 1)
+    return Layout(
+        tabs,
+        width,
+        frozenset(most.last),
+        len(by_width) == 1,
+        2 * tagged > sum(found.lines for found in by_width.values()),
+        _order_fault(most, width),
+    )
+
+
+def _order_fault(found: _Columns, width: int) -> str:
+    """Why words or tags are in other columns than the first and the last; empty if they may be there."""
+    last = width - 1
+    if width > 2 and found.lines > 1 and found.numbers >= SHARE * found.lines:
+        return "has numbers in its first column, and no words; put the words into the first column, and their tags into the last"
+    if found.outside[last] or found.prefixed[last]:
+        return ""
+    for at in range(last):
+        only_tags = found.prefixed[at] and found.outside[at] + found.prefixed[at] == found.lines
+        if only_tags or (at and found.outside[at] >= found.lines / 3):
+            return (
+                f"has no tag in its last column, which holds {min(found.last)!r}, and tags in column {at + 1} of {width}; "
+                "put the words into the first column, and their tags into the last"
+            )
+    return ""

@@ -1,0 +1,129 @@
+"""Files of words and tags in columns: what separates columns, where texts end, which lines are comments, which column holds tags."""
+
+from pathlib import Path
+
+import pytest
+
+from compress.data.asked_texts import read_asked
+from compress.data.columns import USUAL
+from compress.data.labelled_files import read_examples
+from compress.data.row_faults import BadRows
+from compress.data.splits import read_splits
+
+TASK = "token-classification"
+
+
+def read(tmp_path: Path, content: str, name: str = "train.conll") -> list[tuple[str, list[tuple[str, str]]]]:
+    """The text of each example of a file, with the words and the label of each entity."""
+    (tmp_path / name).write_text(content, encoding="utf-8", newline="")
+    return [
+        (each.text, [(each.text[e.start : e.end], e.label) for e in each.entities or ()])
+        for each in read_examples(tmp_path / name, TASK)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("New York\tB-city\nis\tO\n", ("New York is", [("New York", "city")])),
+        ("10\u00a0000\tX\tB-sum\neuros\tX\tO\n", ("10\u00a0000 euros", [("10\u00a0000", "sum")])),
+        ("5\u00a0kg  B-sum\nde  O\n", ("5\u00a0kg de", [("5\u00a0kg", "sum")])),
+        ("Ms\t\tO\nKeller\tB-person\n", ("Ms Keller", [("Keller", "person")])),  # tabs that align columns
+        ("Ana \tB-name\t\r\nlives\tO\t\r\n", ("Ana lives", [("Ana", "name")])),
+    ],
+)
+def test_columns_end_at_tabs_alone_where_lines_have_tabs_and_else_at_blanks_of_ascii(
+    tmp_path: Path, content: str, expected: tuple[str, list[tuple[str, str]]]
+) -> None:
+    assert read(tmp_path, content) == [expected]
+
+
+def test_a_document_line_ends_a_text_and_is_in_none(tmp_path: Path) -> None:
+    for line in ("-DOCSTART- -X- O", "-DOCSTART-", "-DOCSTART- (1)"):
+        content = f"{line}\nAna N B-name\n{line}\n\nOslo N B-city\nis V O\n{line}\nnow A O\n"
+        assert [text for text, _ in read(tmp_path, content)] == ["Ana", "Oslo is", "now"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "# id 1\tdomain=en\nana _ _ B-x\nin _ _ O\n\n\n# id 2\tdomain=en\nin _ _ O\n",
+        "# sent_id = 1\n# text = ana in\nana X Y B-x\nin X Y O\n\n# text = in\nin X Y O\n",
+        "#\thttps://example.org/1 [2009-10-17]\nana\tB-x\tO\nin\tO\tO\n\n# 2\nin\tO\tO\n",
+        "%% first of 2\nana B-x\nin O\n\n%% second\nin O\n",
+    ],
+)
+def test_comments_of_published_corpora_are_in_no_text(tmp_path: Path, content: str) -> None:
+    assert [text for text, _ in read(tmp_path, content)] == ["ana in", "in"]
+
+
+def test_a_number_sign_with_its_tag_is_a_word(tmp_path: Path) -> None:
+    assert read(tmp_path, "#vote\tEVENT\nnow\tO\n") == [("#vote now", [("#vote", "EVENT")])]
+    assert read(tmp_path, "# NN B-tag\n1 CD I-tag\n\nwe PR O\n# NN O\n") == [("# 1", [("# 1", "tag")]), ("we #", [])]
+    assert read(tmp_path, "#home\tplace\nis\tO\n\nwe\tplace\n") == [
+        ("#home is", [("#home", "place")]),
+        ("we", [("we", "place")]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "says"),
+    [
+        ("New York B-city\nis O\nbig O\n", 1, "has 3 columns, and most lines of the file have 2; a word that holds a blank needs tabs"),
+        ("Ana\tN\tB-x\nlives\tO\nhere\tA\tO\n", 2, "has 2 columns, and most lines of the file have 3"),
+        ("Ana\tB-x\nlives\nhere\tO\n", 2, "has one column ('lives'); a token and its tag are needed; columns are separated by tabs"),
+        ("Ana\tB-x\n \tO\n", 2, "has no word in its first column"),
+        ("Ana B-x\n# a note\nhere O\n", 2, "begins with '#' like a comment, and is between words"),
+        ("Ana B-x\rhere O\r", 1, "carriage return"),
+        ("1\tAna\tB-x\n2\tlives\tO\n\n1\tHere\tO\n", None, "has numbers in its first column, and no words"),
+        ("7 Ana B-x\n7 lives O\n\n8 Here O\n", None, "has numbers in its first column, and no words"),
+        ("B-x Ana\nO lives\n", None, "no tag in its last column, which holds 'Ana', and tags in column 1 of 2"),
+        ("Ana B-x +\nlives O -\n", None, "no tag in its last column, which holds '+', and tags in column 2 of 3"),
+        ("Ana x NN\nlives O VB\n", None, "no tag in its last column, which holds 'NN', and tags in column 2 of 3"),
+        ("Ana B\nlives O\n", 1, "has the tag 'B', a prefix without a label"),
+    ],
+)  # fmt: skip
+def test_lines_that_are_not_in_columns_of_words_and_tags_are_named(
+    tmp_path: Path, content: str, line: int | None, says: str
+) -> None:
+    with pytest.raises(BadRows) as caught:
+        read(tmp_path, content)
+    ((found, reason),) = [(fault.line, fault.reason) for fault in caught.value.faults]
+    assert (found, says in reason) == (line, True), reason
+
+
+def test_tags_in_the_last_column_are_read_whatever_is_before_them(tmp_path: Path) -> None:
+    assert read(tmp_path, "Ana NN B-NP name\nlives VB B-VP O\n") == [("Ana lives", [("Ana", "name")])]
+
+
+def test_columns_are_read_by_other_names_of_files_and_where_they_are_asked_about(tmp_path: Path) -> None:
+    content = "New York\tB-city\nis\tO\n\nAna\tO\n"
+    for split in ("train", "validation", "test"):
+        (tmp_path / f"{split}.bio").write_text(content, encoding="utf-8")
+    assert [example.text for example in read_splits(str(tmp_path), TASK).train] == ["New York is", "Ana"]
+    (tmp_path / "asked.txt").write_text(content, encoding="utf-8")
+    for file in ("asked.txt", "test.bio"):
+        assert [each.text for each in read_asked(tmp_path / file, TASK, USUAL, "--input")] == ["New York is", "Ana"]
+    (tmp_path / "asked.txt").write_text("two words\nmore words\n", encoding="utf-8")
+    assert [each.text for each in read_asked(tmp_path / "asked.txt", TASK, USUAL, "--input")] == [
+        "two words",
+        "more words",
+    ]
+
+
+def test_an_entity_of_blanks_is_a_fault_and_blanks_at_its_ends_are_cut_off(tmp_path: Path) -> None:
+    def row(tokens: str, tags: str) -> str:
+        return f'{{"tokens": {tokens}, "tags": {tags}}}\n'
+
+    assert read(tmp_path, row('["New", "York", " "]', '["B-city", "I-city", "I-city"]'), "a.jsonl") == [
+        ("New York  ", [("New York", "city")])
+    ]
+    for tokens in ('["in", " "]', '["in", "\\u00a0"]'):
+        with pytest.raises(BadRows, match="an entity city of `tokens` that hold only blanks"):
+            read(tmp_path, row(tokens, '["O", "B-city"]'), "a.jsonl")
+
+
+def test_two_lists_of_words_under_other_names_are_told_by_the_flags_that_read_them(tmp_path: Path) -> None:
+    for words, tags in (("words", "labels"), ("text", "label"), ("sentence", "ner")):
+        with pytest.raises(BadRows, match=f"--tokens-column {words} --tags-column {tags}"):
+            read(tmp_path, f'{{"{words}": ["Ana", "is"], "{tags}": ["B-x", "O"]}}\n', "a.jsonl")
