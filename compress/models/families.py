@@ -66,8 +66,6 @@ class Family:
     activation: str = "hidden_act"
     # Rows of the first feed-forward matrix per unit: 2 if one gates the other.
     ffn_rows: int = 1
-    # Unused rows at the start of the position table.
-    position_offset: int = 0
     # A norm between the last layer and the head.
     final_norm: str = ""
     attends: Attends = plain
@@ -84,9 +82,8 @@ _BERT = Family(
     ffn_in="intermediate.dense",
     ffn_out="output.dense",
 )
-_ROBERTA = replace(_BERT, position_offset=2)
 _MPNET = replace(
-    _ROBERTA,
+    _BERT,
     query="attention.attn.q",
     key="attention.attn.k",
     value="attention.attn.v",
@@ -119,8 +116,8 @@ _MODERNBERT = Family(
 FAMILIES = {
     "bert": _BERT,
     "electra": _BERT,
-    "roberta": _ROBERTA,
-    "xlm-roberta": _ROBERTA,
+    "roberta": _BERT,
+    "xlm-roberta": _BERT,
     "distilbert": _DISTILBERT,
     "mpnet": _MPNET,
     "modernbert": _MODERNBERT,
@@ -141,6 +138,23 @@ def family_of(model_type: str, name: str) -> Family:
             f"Give an encoder of one of these families: {', '.join(sorted(FAMILIES))}.{asked if role == '--teacher' else ''}"
         )
     return FAMILIES[model_type]
+
+
+# Families whose first position is the padding token's id plus one. MPNet's code has that id as a constant, 1.
+POSITIONS_FROM_PADDING = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer"})
+
+
+def first_position(config: Any) -> int:
+    """The row of the position table that a text's first token gets; the rows before it are unused."""
+    if config.model_type not in POSITIONS_FROM_PADDING:
+        return 0
+    return 2 if config.model_type == "mpnet" else int(config.pad_token_id) + 1
+
+
+def position_limit(config: Any) -> int | None:
+    """The most tokens that the model has positions for, special tokens included; None when nothing limits them."""
+    table = getattr(config, "max_position_embeddings", None)
+    return None if table is None else int(table) - first_position(config)
 
 
 def encoder_of(model: nn.Module) -> nn.Module:

@@ -1,0 +1,94 @@
+"""Reads the configuration of a model's folder, without the settings that change no answer and may stop the work."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from compress.models.families import POSITIONS_FROM_PADDING
+from serve.errors import BadInput
+
+CONFIG = "config.json"
+MEND = "Copy the folder again, or save the model again with save_pretrained."
+ATTENTIONS = (
+    None,
+    "eager",
+    "sdpa",
+)  # any other is a wish of the machine that trained the model, which needs its own package
+
+# How a model computes, or what it returns beside its answer: each with the value that every use here needs.
+# Feed-forward layers in chunks need lengths that are multiples of the chunk, and save memory alone.
+NEEDED = {
+    "chunk_size_feed_forward": 0,
+    "return_dict": True,
+    "torchscript": False,
+    "output_hidden_states": False,
+    "output_attentions": False,
+}
+
+
+def loading_config(folder: Path, **changes: Any) -> Any:
+    """The configuration by which the model in `folder` is loaded, with `changes`."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, **changes)
+    if config._attn_implementation not in ATTENTIONS:
+        config._attn_implementation = None  # as if it named none: transformers takes the usual one
+    for name, value in NEEDED.items():
+        if getattr(config, name, value) != value:
+            setattr(config, name, value)
+    return config
+
+
+def check_stated(folder: Path, named: str) -> str:
+    """The kind of model (`model_type`) that the folder's configuration states. Messages name the model as `named`.
+
+    Raises:
+        BadInput: it is no JSON object, its `id2label` does not name each label by its index, or it is of quantised weights.
+    """
+    try:
+        stated = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        if not isinstance(stated, dict):
+            raise TypeError(f"it holds a {type(stated).__name__}, not an object")
+    except (OSError, ValueError, TypeError) as error:
+        raise BadInput(f"{named}: its {CONFIG} cannot be read ({in_one_line(error)}). {MEND}") from None
+    labels = stated.get("id2label")
+    if isinstance(labels, dict) and sorted(map(str, labels)) != sorted(map(str, range(len(labels)))):
+        raise BadInput(
+            f"{named}: id2label in its {CONFIG} has the ids {', '.join(map(str, labels))}; it needs a label for each of 0 to "
+            f"{len(labels) - 1}, the outputs of the model in their order. Name every label."
+        )
+    if stated.get("quantization_config"):
+        raise BadInput(
+            f"{named}: its weights are quantised (quantization_config in {CONFIG}); float weights are needed. Give the model from before "
+            "it was quantised."
+        )
+    kind = str(stated.get("model_type", "unknown"))
+    if kind in POSITIONS_FROM_PADDING and stated.get("pad_token_id", 1) is None:
+        raise BadInput(
+            f"{named}: pad_token_id is null in its {CONFIG}, and a {kind} model counts positions from that id. Give the id of its padding."
+        )
+    return kind
+
+
+def in_one_line(error: Exception) -> str:
+    """The class and message of `error`, in one line."""
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Context in which transformers shows no progress bars and no warnings about new head weights, which are expected."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
