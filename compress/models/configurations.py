@@ -45,7 +45,8 @@ def check_stated(folder: Path, named: str) -> str:
     """The kind of model (`model_type`) that the folder's configuration states. Messages name the model as `named`.
 
     Raises:
-        BadInput: it is no JSON object, its `id2label` does not name each label by its index, or it is of quantised weights.
+        BadInput: it is no JSON object, its `id2label` does not name each label by its index, its `architectures` are no list, or it is of
+            quantised weights.
     """
     try:
         stated = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
@@ -53,12 +54,15 @@ def check_stated(folder: Path, named: str) -> str:
             raise TypeError(f"it holds a {type(stated).__name__}, not an object")
     except (OSError, ValueError, TypeError) as error:
         raise BadInput(f"{named}: its {CONFIG} cannot be read ({in_one_line(error)}). {MEND}") from None
-    labels = stated.get("id2label")
-    if isinstance(labels, dict) and sorted(map(str, labels)) != sorted(map(str, range(len(labels)))):
+    labels, classes = stated.get("id2label") or {}, stated.get("architectures") or []
+    if not isinstance(labels, dict) or set(labels) != set(map(str, range(len(labels)))):
+        has = f"has the ids {', '.join(labels)}" if isinstance(labels, dict) else f"is a {type(labels).__name__}"
         raise BadInput(
-            f"{named}: id2label in its {CONFIG} has the ids {', '.join(map(str, labels))}; it needs a label for each of 0 to "
-            f"{len(labels) - 1}, the outputs of the model in their order. Name every label."
+            f"{named}: id2label in its {CONFIG} {has}; it needs a label for each of 0 to {len(labels) - 1}, the outputs of the model in "
+            'their order: {"0": "LABEL", ...}. Name every label.'
         )
+    if not isinstance(classes, list):
+        raise BadInput(f'{named}: architectures in its {CONFIG} is {classes!r}, not a list. Write ["CLASS"].')
     if stated.get("quantization_config"):
         raise BadInput(
             f"{named}: its weights are quantised (quantization_config in {CONFIG}); float weights are needed. Give the model from before "

@@ -13,9 +13,10 @@ from tokenizers import Tokenizer
 
 from compress.data.examples import Task
 from compress.data.hub import download_model, may_be_on_hub
+from compress.distributed import warn
 from compress.models.configurations import CONFIG, MEND, check_stated, in_one_line, loading_config, quiet
 from compress.models.families import Family, encoder_of, family_of, position_limit
-from compress.models.sentence_pooling import forget_activation, refuse_inner_encoder, warn_of_settings
+from compress.models.sentence_pooling import forget_activation, refuse_inner_encoder, warn_of_activation
 from compress.models.span_logits import with_span_logits
 from compress.models.tokenizer_files import MEND_TOKENIZER, TOKENIZER_FILES, check_ids, fast_tokenizer
 from compress.models.unused_weights import check_used, refuse_adapter
@@ -103,8 +104,25 @@ def open_model(
             "Save its tokenizer into the folder: AutoTokenizer.from_pretrained(...).save_pretrained(folder)."
         )
     check_weights(folder, config, f"{role} {name}")
-    warn_of_settings(config, f"{role} {name}")
+    warn_of_activation(config, f"{role} {name}")
+    _warn_of_own_class(config, f"{role} {name}")
     return Opened(name, folder, config, family, role)
+
+
+def _warn_of_own_class(config: Any, named: str) -> None:
+    """Warn if the head of `config` is of a class that transformers does not have, or whose code is in the folder."""
+    import transformers
+
+    own = [str(name) for name in config.architectures or [] if not hasattr(transformers, str(name))]
+    if any(head_for(config, task) for task in get_args(Task)) and (own or getattr(config, "auto_map", None)):
+        what = (
+            f"its class {own[0]} is not one of transformers"
+            if own
+            else f"its {CONFIG} names code of its own (auto_map), which is not run"
+        )
+        warn(
+            f"{named}: {what}; it is read as the {config.model_type} model of transformers with such a head, which may answer otherwise."
+        )
 
 
 def _folder_of(name: str, role: str, wanted: str, revision: str) -> Path:

@@ -52,7 +52,7 @@ def pooling_in(folder: Path, named: str = "") -> SentencePooling | None:
         )
     if inner := str(modules[0].get("path") or ""):
         raise BadInput(_is_inside(named, inner))
-    _refuse_prompt(folder, named)
+    _check_own_settings(folder, named)
     place = str(modules[1].get("path") or POOLING)
     if Path(place).is_absolute() or ".." in Path(place).parts:
         raise BadInput(f"{named}: {MODULES} names the folder {place}, which is outside the model's. {MEND}")
@@ -86,7 +86,7 @@ def refuse_inner_encoder(folder: Path, named: str) -> None:
         raise BadInput(_is_inside(named, inner))
 
 
-def warn_of_settings(config: Any, named: str) -> None:
+def warn_of_activation(config: Any, named: str) -> None:
     """Warn if `config` is that of a CrossEncoder whose scores are not what its head gives, which is what is read here."""
     own = getattr(config, "sentence_transformers", None)
     stated = (
@@ -119,8 +119,8 @@ def _is_inside(named: str, inner: str) -> str:
     )
 
 
-def _refuse_prompt(folder: Path, named: str) -> None:
-    """BadInput if sentence-transformers puts a prompt before each text; a warning if callers may ask for one."""
+def _check_own_settings(folder: Path, named: str) -> None:
+    """BadInput if sentence-transformers puts a prompt before each text; a warning if callers may ask for one, or get shorter vectors."""
     said = _read(folder / PROMPTS, named, dict) if (folder / PROMPTS).is_file() else {}
     prompts = said.get("prompts") or {}
     if not isinstance(prompts, dict):
@@ -134,6 +134,10 @@ def _refuse_prompt(folder: Path, named: str) -> None:
         warn(
             f"{named}: {PROMPTS} has prompts ({', '.join(named_prompts)}), which are not put before texts here; send texts that begin with "
             "them."
+        )
+    if width := said.get("truncate_dim"):
+        warn(
+            f"{named}: truncate_dim is {width} in {PROMPTS}, which is not read: vectors have all their numbers, and callers ask for fewer."
         )
 
 

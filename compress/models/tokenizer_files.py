@@ -66,21 +66,28 @@ def fast_tokenizer(folder: Path, named: str, config: Any) -> Any:
         unchanged = False
     kept = without_rowless_tokens(own, rows_of(config))
     dropped = sorted(set(own.get_vocab()) - set(kept.get_vocab()))
-    if told := [token for token in dropped if token not in ("[MASK]", "<mask>")]:
+    # The defaults of a class, which the folder does not name, are not worth a word.
+    named_in = "".join(
+        (folder / file).read_text(encoding="utf-8")
+        for file in (TOKENIZER_JSON, TOKENIZER_CONFIG)
+        if (folder / file).is_file()
+    )
+    if told := [token for token in dropped if token in named_in]:
         warn(
             f"{named}: its embedding has no row for the special {'token' if len(told) == 1 else 'tokens'} {', '.join(told)} of "
             "its tokenizer; a text that holds one is read as plain characters."
         )
     check_ids(kept, config, named)
-    side = getattr(theirs, "truncation_side", "") or (_json_in(folder / TOKENIZER_CONFIG) or {}).get("truncation_side")
-    if side == "left":
+    stated = (_json_in(folder / TOKENIZER_CONFIG) or {}).get("truncation_side")
+    cuts_left = "left" in (stated, getattr(theirs, "truncation_side", ""), (own.truncation or {}).get("direction"))
+    if cuts_left:
         warn(
-            f"{named}: truncation_side is left in its {TOKENIZER_CONFIG}, which is not read: texts that are too long are cut at "
+            f"{named}: the truncation_side of its tokenizer is left, which is not read: texts that are too long are cut at "
             "their end, in training and in answers."
         )
     if not (unchanged and not dropped):
         theirs = _wrapped(kept, theirs, folder)
-    if side == "left":
+    if cuts_left:
         theirs.truncation_side = theirs.init_kwargs["truncation_side"] = "right"  # what is saved says what was done
     return theirs
 

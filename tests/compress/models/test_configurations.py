@@ -63,6 +63,14 @@ def test_a_model_that_cannot_answer_is_refused_by_what_stands_in_its_configurati
         assert message in str(told.value)
 
 
+def test_a_class_that_transformers_does_not_have_is_told(
+    checkpoint: Path, change_json: Change, caplog: pytest.LogCaptureFixture
+) -> None:
+    change_json("config.json", architectures=["MyBertForSequenceClassification"])
+    assert open_model(str(checkpoint)).has_head
+    assert "its class MyBertForSequenceClassification is not one of transformers" in caplog.text
+
+
 @pytest.fixture(scope="module")
 def padding_at_3(tmp_path_factory: pytest.TempPathFactory, shallow_teacher: Path) -> Path:
     """A RoBERTa whose padding has the id 3 and whose table has 36 positions: the first 4 of them are unused."""

@@ -87,7 +87,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: config(f, id2label={"0": "praise", "2": "refund"}),
         r"id2label in its config\.json has the ids 0, 2;",
     ),
-    "labels as a list": (lambda f: config(f, id2label=["praise", "refund"]), r"its config\.json cannot be read"),
+    "labels as a list": (lambda f: config(f, id2label=["praise", "refund"]), r"id2label in its config\.json is a list"),
+    "a class that is no list": (
+        lambda f: config(f, architectures="BertForTokenClassification"),
+        r"architectures in its config\.json is 'BertForTokenClassification', not a list",
+    ),
     "an index without its files": (
         lambda f: [
             (f / "model.safetensors").unlink(),

@@ -20,9 +20,10 @@ def test_a_prompt_before_each_text_is_refused_and_others_are_told(
     warn.cache_clear()
     write_pooling(checkpoint, SentencePooling(), 32, 32)
     prompts = {"query": "query: ", "document": ""}
-    change_json("config_sentence_transformers.json", prompts=prompts)
+    change_json("config_sentence_transformers.json", prompts=prompts, truncate_dim=8)
     open_encoder(str(checkpoint))
     assert "has prompts (query)" in caplog.text
+    assert "truncate_dim is 8" in caplog.text
     change_json("config_sentence_transformers.json", default_prompt_name="document")
     open_encoder(str(checkpoint))
     change_json("config_sentence_transformers.json", default_prompt_name="query")

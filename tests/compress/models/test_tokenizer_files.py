@@ -146,7 +146,7 @@ def test_a_side_of_truncation_that_is_not_read_is_told(
 ) -> None:
     change_json("tokenizer_config.json", truncation_side="left")
     open_tokenizer(open_model(str(checkpoint)))
-    assert "truncation_side is left" in caplog.text
+    assert "truncation_side of its tokenizer is left" in caplog.text
 
 
 def test_texts_are_lowered_where_sentence_transformers_lowers_them(checkpoint: Path, change_json: Change) -> None:
