@@ -17,6 +17,7 @@ from compress.models.pretrained import (
     head_for,
     open_unread,
     public_name_of,
+    warn_of_head,
 )
 from compress.models.tokenizer_files import fast_tokenizer
 from serve.errors import BadInput
@@ -100,6 +101,7 @@ def find_answering(name: str, *, role: str = "--with", revision: str = "") -> An
         how = f": stillroom finetune --model {name} ..." if config.model_type in FAMILIES else " with transformers."
         raise BadInput(f"{named} {head_fault(config)}. Fine-tune it first{how}")
     check_weights(folder, config, named)
+    warn_of_head(config, named)
     tokenizer = fast_tokenizer(folder, named, config)
     return AnsweringTeacher(name, folder, config, task, head_for(config, task) or (), tokenizer, revision, role)
 

@@ -6,16 +6,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from compress.models.families import POSITIONS_FROM_PADDING
 from serve.errors import BadInput
 
 CONFIG = "config.json"
 MEND = "Copy the folder again, or save the model again with save_pretrained."
-ATTENTIONS = (
-    None,
-    "eager",
-    "sdpa",
-)  # any other is a wish of the machine that trained the model, which needs its own package
+# Any other is a wish of the machine that trained the model, and needs a package of its own.
+ATTENTIONS = (None, "eager", "sdpa")
 
 # How a model computes, or what it returns beside its answer: each with the value that every use here needs.
 # Feed-forward layers in chunks need lengths that are multiples of the chunk, and save memory alone.
@@ -26,6 +22,9 @@ NEEDED = {
     "output_hidden_states": False,
     "output_attentions": False,
 }
+
+# Families whose first position is the padding token's id plus one. MPNet's code has that id as a constant, 1.
+POSITIONS_FROM_PADDING = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer"})
 
 
 def loading_config(folder: Path, **changes: Any) -> Any:
@@ -74,6 +73,19 @@ def check_stated(folder: Path, named: str) -> str:
             f"{named}: pad_token_id is null in its {CONFIG}, and a {kind} model counts positions from that id. Give the id of its padding."
         )
     return kind
+
+
+def first_position(config: Any) -> int:
+    """The row of the position table that a text's first token gets; the rows before it are unused."""
+    if config.model_type not in POSITIONS_FROM_PADDING:
+        return 0
+    return 2 if config.model_type == "mpnet" else int(config.pad_token_id) + 1
+
+
+def position_limit(config: Any) -> int | None:
+    """The most tokens that the model has positions for, special tokens included; None when nothing limits them."""
+    table = getattr(config, "max_position_embeddings", None)
+    return None if table is None else int(table) - first_position(config)
 
 
 def in_one_line(error: Exception) -> str:

@@ -140,23 +140,6 @@ def family_of(model_type: str, name: str) -> Family:
     return FAMILIES[model_type]
 
 
-# Families whose first position is the padding token's id plus one. MPNet's code has that id as a constant, 1.
-POSITIONS_FROM_PADDING = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer"})
-
-
-def first_position(config: Any) -> int:
-    """The row of the position table that a text's first token gets; the rows before it are unused."""
-    if config.model_type not in POSITIONS_FROM_PADDING:
-        return 0
-    return 2 if config.model_type == "mpnet" else int(config.pad_token_id) + 1
-
-
-def position_limit(config: Any) -> int | None:
-    """The most tokens that the model has positions for, special tokens included; None when nothing limits them."""
-    table = getattr(config, "max_position_embeddings", None)
-    return None if table is None else int(table) - first_position(config)
-
-
 def encoder_of(model: nn.Module) -> nn.Module:
     """The encoder of `model`, without any head."""
     prefix = str(model.base_model_prefix)

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compress.models.families import FAMILIES, first_position
+from compress.models.configurations import first_position
+from compress.models.families import FAMILIES
 
 
 def row_tokens_for(longest: int, *configs: Any) -> int:

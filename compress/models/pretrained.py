@@ -14,12 +14,20 @@ from tokenizers import Tokenizer
 from compress.data.examples import Task
 from compress.data.hub import download_model, may_be_on_hub
 from compress.distributed import warn
-from compress.models.configurations import CONFIG, MEND, check_stated, in_one_line, loading_config, quiet
-from compress.models.families import Family, encoder_of, family_of, position_limit
+from compress.models.configurations import (
+    CONFIG,
+    MEND,
+    check_stated,
+    in_one_line,
+    loading_config,
+    position_limit,
+    quiet,
+)
+from compress.models.families import Family, encoder_of, family_of
 from compress.models.sentence_pooling import forget_activation, refuse_inner_encoder, warn_of_activation
 from compress.models.span_logits import with_span_logits
 from compress.models.tokenizer_files import MEND_TOKENIZER, TOKENIZER_FILES, check_ids, fast_tokenizer
-from compress.models.unused_weights import check_used, refuse_adapter
+from compress.models.unused_weights import check_files, check_used
 from serve.errors import BadInput, BundleError
 from serve.text.entity_markers import MARKERS
 from serve.text.labels import MULTI_LABEL, REGRESSION, SPAN_ENDS, gives_number
@@ -104,15 +112,15 @@ def open_model(
             "Save its tokenizer into the folder: AutoTokenizer.from_pretrained(...).save_pretrained(folder)."
         )
     check_weights(folder, config, f"{role} {name}")
-    warn_of_activation(config, f"{role} {name}")
-    _warn_of_own_class(config, f"{role} {name}")
+    warn_of_head(config, f"{role} {name}")
     return Opened(name, folder, config, family, role)
 
 
-def _warn_of_own_class(config: Any, named: str) -> None:
-    """Warn if the head of `config` is of a class that transformers does not have, or whose code is in the folder."""
+def warn_of_head(config: Any, named: str) -> None:
+    """Warn if the head of `config` is of a class that transformers does not have, whose code is in the folder, or has an activation."""
     import transformers
 
+    warn_of_activation(config, named)
     own = [str(name) for name in config.architectures or [] if not hasattr(transformers, str(name))]
     if any(head_for(config, task) for task in get_args(Task)) and (own or getattr(config, "auto_map", None)):
         what = (
@@ -134,7 +142,7 @@ def _folder_of(name: str, role: str, wanted: str, revision: str) -> Path:
         )
     folder = Path(name) if here else download_or_refuse(name, role, wanted, revision)
     if not (folder / CONFIG).is_file():
-        refuse_adapter(folder, f"{role} {name}")
+        check_files(folder, f"{role} {name}")
         refuse_inner_encoder(folder, f"{role} {name}")
         raise BadInput(f"{role} {name} holds no {CONFIG}; {wanted} is needed (save_pretrained writes one).")
     return folder
@@ -191,7 +199,7 @@ def head_fault(config: Any) -> str:
         return f"gives {config.num_labels} numbers for a text (problem_type is {REGRESSION}), and a model of one output is needed"
     if any(name.endswith(HEADS["question-answering"]) for name in named):
         return f"is a {named[0]} of {config.num_labels} outputs, and one of 2 is needed, the start and the end of an answer"
-    return f"has no head for a task that is known here: its architecture is {', '.join(named)}, and one that ends in {kinds} is needed"
+    return f"has no head for a task: its architecture is {', '.join(named)}, and one that ends in {kinds} is needed"
 
 
 def open_unread(name: str, role: str, wanted: str, revision: str) -> tuple[Path, Any]:
@@ -232,7 +240,7 @@ def check_weights(folder: Path, config: Any, named: str) -> None:
     """
     from safetensors import SafetensorError
 
-    refuse_adapter(folder, named)
+    check_files(folder, named)
     strange = []
     for file in _weight_files(folder, named):
         try:

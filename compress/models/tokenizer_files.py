@@ -43,13 +43,13 @@ def fast_tokenizer(folder: Path, named: str, config: Any) -> Any:
         BadInput: it cannot be opened, has no fast form, or has other ids that the embedding has no rows for.
     """
     theirs, fault = _by_class(folder)
-    own: Tokenizer | None = theirs.backend_tokenizer if theirs and theirs.is_fast else None
-    unchanged = own is not None
+    by_class: Tokenizer | None = theirs.backend_tokenizer if theirs and theirs.is_fast else None
+    own = by_class
     if (folder / TOKENIZER_JSON).is_file() and (theirs or _json_in(folder / TOKENIZER_CONFIG) is not None):
         in_file = _of_file(folder, named)
-        if own is None or not _same(own, in_file):
-            _warn_of_class(own, in_file, folder, named, fault)
-            own, unchanged = _with_tokens_of(in_file, own), False
+        if by_class is None or not _same(by_class, in_file):
+            _warn_of_class(by_class, in_file, folder, named, fault)
+            own = _with_tokens_of(in_file, by_class)
     if own is None:
         there = ", ".join(name for name in TOKENIZER_FILES if (folder / name).is_file()) or "its files"
         raise BadInput(
@@ -57,35 +57,15 @@ def fast_tokenizer(folder: Path, named: str, config: Any) -> Any:
             if theirs
             else f"{named}: its tokenizer cannot be opened from {there} ({fault}). {MEND_TOKENIZER}"
         )
-    if (
-        lowers_texts(folder)
-        and '"Lowercase"' not in _state(own.normalizer)
-        and '"lowercase":true' not in _state(own.normalizer)
-    ):
-        own.normalizer = Sequence([Lowercase(), *([own.normalizer] if own.normalizer else [])])
-        unchanged = False
-    kept = without_rowless_tokens(own, rows_of(config))
-    dropped = sorted(set(own.get_vocab()) - set(kept.get_vocab()))
-    # The defaults of a class, which the folder does not name, are not worth a word.
-    named_in = "".join(
-        (folder / file).read_text(encoding="utf-8")
-        for file in (TOKENIZER_JSON, TOKENIZER_CONFIG)
-        if (folder / file).is_file()
-    )
-    if told := [token for token in dropped if token in named_in]:
-        warn(
-            f"{named}: its embedding has no row for the special {'token' if len(told) == 1 else 'tokens'} {', '.join(told)} of "
-            "its tokenizer; a text that holds one is read as plain characters."
-        )
-    check_ids(kept, config, named)
-    stated = (_json_in(folder / TOKENIZER_CONFIG) or {}).get("truncation_side")
-    cuts_left = "left" in (stated, getattr(theirs, "truncation_side", ""), (own.truncation or {}).get("direction"))
-    if cuts_left:
+    if cuts_left := _cuts_left(folder, theirs, own):
         warn(
             f"{named}: the truncation_side of its tokenizer is left, which is not read: texts that are too long are cut at "
             "their end, in training and in answers."
         )
-    if not (unchanged and not dropped):
+    kept = without_rowless_tokens(_lowering(own) if lowers_texts(folder) else own, rows_of(config))
+    _warn_of_dropped(set(own.get_vocab()) - set(kept.get_vocab()), folder, named)
+    check_ids(kept, config, named)
+    if kept is not by_class:
         theirs = _wrapped(kept, theirs, folder)
     if cuts_left:
         theirs.truncation_side = theirs.init_kwargs["truncation_side"] = "right"  # what is saved says what was done
@@ -172,6 +152,33 @@ def _with_tokens_of(in_file: Tokenizer, by_class: Tokenizer | None) -> Tokenizer
     tokens = sorted(by_class.get_added_tokens_decoder().items()) if by_class else []
     in_file.add_tokens([token for _, token in tokens if token.content not in known])
     return in_file
+
+
+def _lowering(tokenizer: Tokenizer) -> Tokenizer:
+    """`tokenizer` behind a lowering of the text, as sentence-transformers puts it; itself if it lowers already."""
+    steps = _state(tokenizer.normalizer)
+    if '"Lowercase"' in steps or '"lowercase":true' in steps:
+        return tokenizer
+    found = Tokenizer.from_str(tokenizer.to_str())
+    found.normalizer = Sequence([Lowercase(), *([tokenizer.normalizer] if tokenizer.normalizer else [])])
+    return found
+
+
+def _warn_of_dropped(tokens: set[str], folder: Path, named: str) -> None:
+    """Warn of dropped `tokens` that the folder names; the defaults of a class are not worth a word."""
+    files = [folder / name for name in (TOKENIZER_JSON, TOKENIZER_CONFIG) if (folder / name).is_file()]
+    texts = "".join(file.read_text(encoding="utf-8") for file in files) if tokens else ""
+    if told := sorted(token for token in tokens if token in texts):
+        warn(
+            f"{named}: its embedding has no row for the special {'token' if len(told) == 1 else 'tokens'} {', '.join(told)} of "
+            "its tokenizer; a text that holds one is read as plain characters."
+        )
+
+
+def _cuts_left(folder: Path, theirs: Any, own: Tokenizer) -> bool:
+    """Whether the tokenizer was saved to cut texts at their beginning."""
+    stated = (_json_in(folder / TOKENIZER_CONFIG) or {}).get("truncation_side")
+    return "left" in (stated, getattr(theirs, "truncation_side", ""), (own.truncation or {}).get("direction"))
 
 
 def _wrapped(tokenizer: Tokenizer, theirs: Any, folder: Path) -> Any:

@@ -14,7 +14,8 @@ from torch import Tensor
 from compress.data.text_pairs import SOURCE, TARGET
 from compress.losses.relations import split_heads
 from compress.models.activations import Unprojected, read
-from compress.models.families import Family, encoder_of, first_position, layers_of, linear
+from compress.models.configurations import first_position
+from compress.models.families import Family, encoder_of, layers_of, linear
 
 
 def sees(kinds: Tensor) -> Tensor:

@@ -10,6 +10,13 @@ from serve.errors import BadInput
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin", "pytorch_adapter.bin")
 
+# Files of weights that a folder may hold beside those that are read: of other frameworks, and of a training.
+OTHER_FILES = re.compile(
+    r"((pytorch_|tf_|flax_)?model)([.-].*)?\.(safetensors|bin|pt|h5|msgpack)|training_args\.bin|"
+    r"(optimizer|scheduler|scaler|rng_state|random_states|checkpoint|best|maps).*"
+)
+OF_WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".pkl", ".joblib", ".ckpt"})
+
 # Keys of weights that no answer needs, each with its reason.
 HARMLESS = {
     r"(^|\.)(position_ids|token_type_ids)$": "buffers that older versions saved: they count from 0",
@@ -52,13 +59,18 @@ OTHER_HEADS = frozenset(
 )
 
 
-def refuse_adapter(folder: Path, named: str) -> None:
-    """BadInput if `folder` holds an adapter (LoRA and its kind), which changes what a base model answers."""
+def check_files(folder: Path, named: str) -> None:
+    """BadInput if `folder` holds an adapter (LoRA and its kind), which changes what a base model answers; a warning about other weights."""
     if there := [name for name in ADAPTER_FILES if (folder / name).is_file()]:
         raise BadInput(
             f"{named} holds an adapter ({', '.join(there)}), which is not applied here. Merge it into its base model: "
             "peft's AutoPeftModelFor....from_pretrained(folder).merge_and_unload().save_pretrained(other), the tokenizer too, and give "
             "that folder; or take the adapter's files away to use the base model alone."
+        )
+    names = sorted(file.name for file in folder.iterdir() if file.suffix in OF_WEIGHTS)
+    if others := [name for name in names if not OTHER_FILES.fullmatch(name)]:
+        warn(
+            f"{named}: beside its model the folder holds {', '.join(others)}, which is not read: a head or a layer in it is left out."
         )
 
 

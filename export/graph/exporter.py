@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compress.models.configurations import loading_config
-from compress.models.families import position_limit
+from compress.models.configurations import loading_config, position_limit
 from compress.models.sentence_pooling import pooling_in
 from export.graph.nodes import Wiring
 from serve.bundle.manifest import Task

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from compress.models.families import POSITIONS_FROM_PADDING
+from compress.models.configurations import POSITIONS_FROM_PADDING
 from export.graph.exporter import load_answering_model, quiet
 from serve.errors import BadInput
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from compress.models.families import position_limit
+from compress.models.configurations import check_stated, position_limit
 from compress.models.sentence_pooling import MODULES, max_tokens_in
 from latency.candidates.availability import missing
 from latency.candidates.candidate import Candidate, Reads, Runtime
@@ -235,6 +235,7 @@ def _name(model: Path, runtime: Runtime, precision: str, device: Device) -> str:
 
 def _reads(folder: Path) -> tuple[Reads | None, int]:
     """The tokenizer folder, task and labels of the model in `folder` (None without a head), and its longest text in tokens."""
+    check_stated(folder, str(folder))
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         limit = position_limit(SimpleNamespace(**{"model_type": "", "pad_token_id": 1, **config}))

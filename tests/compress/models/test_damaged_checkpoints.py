@@ -163,7 +163,10 @@ PROFILED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: (f / "model.safetensors").write_text(POINTER, encoding="utf-8"),
         r"its model\.safetensors is damaged",
     ),
-    "an architecture that is a number": (lambda f: config(f, architectures=3), r"its config\.json cannot be read"),
+    "an architecture that is a number": (
+        lambda f: config(f, architectures=3),
+        r"architectures in its config\.json is 3, not a list",
+    ),
     "a list without the name of an architecture": (
         lambda f: config(f, architectures=[3]),
         r"its config\.json cannot be read",

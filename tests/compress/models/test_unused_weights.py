@@ -61,6 +61,13 @@ def test_weights_of_any_head_pass_in_a_model_that_gets_a_new_one(
     assert not open_model(str(checkpoint)).has_head
 
 
+def test_a_file_of_weights_that_is_not_read_is_told(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("model_head.pkl", "optimizer.pt", "training_args.bin", "pytorch_model.bin"):
+        (checkpoint / name).write_bytes(b"")
+    open_model(str(checkpoint))
+    assert "the folder holds model_head.pkl, which is not read" in caplog.text
+
+
 @pytest.mark.parametrize("alone", [False, True])
 def test_an_adapter_is_refused_by_name(alone: bool, checkpoint: Path) -> None:
     (checkpoint / "adapter_config.json").write_text('{"peft_type": "LORA"}')
