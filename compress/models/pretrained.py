@@ -194,7 +194,7 @@ def head_fault(config: Any) -> str:
     kinds = " or ".join(dict.fromkeys(HEADS.values()))
     named = [str(name) for name in config.architectures or []]
     if not named:
-        return f"names no architectures in its {CONFIG}, and one that ends in {kinds} is needed. If it has such a head, name its class"
+        return f"names no architectures in its {CONFIG}; if it has a head, name its class there, which ends in {kinds}"
     if any(name.endswith(HEADS["text-classification"]) for name in named):
         return f"gives {config.num_labels} numbers for a text (problem_type is {REGRESSION}), and a model of one output is needed"
     if any(name.endswith(HEADS["question-answering"]) for name in named):
@@ -261,7 +261,10 @@ def check_weights(folder: Path, config: Any, named: str) -> None:
     if missing:
         raise BadInput(f"{named}: its weights lack {_first_of(missing)}, which its {CONFIG} requires. {MEND}")
     other = sorted(
-        f"{key} of shape {list(stored)} instead of {list(asked)}" for key, stored, asked in found["mismatched_keys"]
+        f"{each} of another shape"  # transformers 4 names the keys alone
+        if isinstance(each, str)
+        else f"{each[0]} of shape {list(each[1])} instead of {list(each[2])}"
+        for each in found["mismatched_keys"]
     )
     if other:
         raise BadInput(f"{named}: its weights do not fit its {CONFIG}: they hold {_first_of(other)}. {MEND}")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import transformers
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers, processors
 
 import stillroom
@@ -30,6 +31,13 @@ def ids_of(tokenizer: Tokenizer, *texts: str | tuple[str, str]) -> list[list[int
     """The ids of whole texts."""
     tokenizer.no_truncation()
     return [encoding.ids for encoding in tokenizer.encode_batch(list(texts or (PROBE,)))]
+
+
+def filled(tokenizer: Tokenizer, folder: Path) -> int:
+    """The rows of the model's embedding, once each has its token."""
+    rows: int = open_model(str(folder)).config.vocab_size
+    tokenizer.add_special_tokens([f"[{n}]" for n in range(rows - tokenizer.get_vocab_size())])
+    return rows
 
 
 def longest_word(tokenizer: Tokenizer) -> str:
@@ -69,7 +77,7 @@ def test_a_model_reads_the_tokens_of_its_tokenizer_file(
     opened = open_model(str(checkpoint))
     assert ids_of(open_tokenizer(opened), *texts) == expected
     assert ids_of(open_answering(str(checkpoint)).tokenizer, *texts) == expected
-    if change is not words_of_its_own:
+    if change in (kept_accents, kept_case) or (transformers.__version__ >= "5" and change is not words_of_its_own):
         assert "tokenizer.json" in caplog.text
         assert "different tokens" in caplog.text
     # A checkpoint made from it says so by itself.
@@ -101,11 +109,11 @@ def test_a_special_token_without_a_row_is_read_as_characters_from_training_to_an
     checkpoint: Path, change_json: Change, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tokenizer = in_file(checkpoint)
-    rows = tokenizer.get_vocab_size()
+    rows = filled(tokenizer, checkpoint)
     plain = tokenizer.encode("[USER] refund").ids
     tokenizer.add_special_tokens(["[USER]"])
     tokenizer.save(str(checkpoint / "tokenizer.json"))
-    change_json("tokenizer_config.json", extra_special_tokens=["[USER]"], additional_special_tokens=["[USER]"])
+    change_json("tokenizer_config.json", additional_special_tokens=["[USER]"])
     data = tmp_path / "data"
     data.mkdir()
     for split in ("train", "validation", "test"):
@@ -131,6 +139,7 @@ def test_a_special_token_without_a_row_is_read_as_characters_from_training_to_an
 
 def test_a_token_without_a_row_that_stands_around_every_text_is_refused(checkpoint: Path) -> None:
     tokenizer = in_file(checkpoint)
+    filled(tokenizer, checkpoint)
     tokenizer.add_special_tokens(["[END]"])
     end = tokenizer.token_to_id("[END]")
     tokenizer.post_processor = processors.TemplateProcessing(
