@@ -38,6 +38,8 @@ LETTER_PARTS = (
     (0xD7B0, 0xD7FB),  # old ones
     (0xFF9E, 0xFF9F),  # half-width marks of voiced Katakana
 )
+# Behind a virama a joiner is a part of the letter, as in Malayalam's final consonants; elsewhere it joins emoji.
+ZERO_WIDTH_JOINER, VIRAMA = "\u200d", 9  # the latter is a combining class
 
 
 class Span(NamedTuple):
@@ -198,7 +200,7 @@ def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
         start += 1
     while start < end and text[end - 1].isspace():
         end -= 1
-    while start < end < len(text) and _continues_letter(text[end]):
+    while start < end < len(text) and _continues_letter(text[end - 1], text[end]):
         end += 1
     return start, end
 
@@ -222,7 +224,9 @@ def _is_other_word_character(character: str) -> bool:
     return not any(first <= code_point <= last for first, last in UNSPACED_BLOCKS)
 
 
-def _continues_letter(character: str) -> bool:
+def _continues_letter(before: str, character: str) -> bool:
+    if character == ZERO_WIDTH_JOINER:
+        return unicodedata.combining(before) == VIRAMA
     return _is_mark(character) or any(first <= ord(character) <= last for first, last in LETTER_PARTS)
 
 
