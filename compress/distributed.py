@@ -5,12 +5,14 @@ only it writes results. Its node is the only one that has them: what other nodes
 case, everything here does nothing and torch.distributed is not touched.
 """
 
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +22,8 @@ from serve.errors import BadInput, no_room
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+log = logging.getLogger("compress")
 
 T = TypeVar("T")
 
@@ -66,6 +70,13 @@ def rank() -> int:
 def main() -> bool:
     """Whether this is the main process."""
     return rank() == 0
+
+
+@lru_cache(maxsize=256)
+def warn(text: str) -> None:
+    """Log a warning in the main process, once, since one call may open a model several times. The command line shows it."""
+    if main():
+        log.warning("warning: %s", text)
 
 
 def count_here() -> int:

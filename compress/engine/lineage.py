@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from compress.data.examples import GENERATION, GENERATOR
-from compress.models.pretrained import Opened, in_one_line, quiet, save_tokenizer
+from compress.models.configurations import in_one_line, quiet
+from compress.models.pretrained import Opened, save_tokenizer
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
 

@@ -317,7 +317,8 @@ def _damage_in(folder: Path) -> str:
     import numpy as np
     from safetensors import SafetensorError, safe_open
 
-    from compress.models.pretrained import CONFIG, check_checkpoint
+    from compress.models.configurations import CONFIG
+    from compress.models.pretrained import check_checkpoint
 
     for file in sorted(folder.iterdir()):
         try:

@@ -8,18 +8,19 @@ import torch
 from tokenizers import Tokenizer
 
 from compress.data.examples import Task
+from compress.models.configurations import loading_config, quiet
 from compress.models.families import FAMILIES
 from compress.models.pretrained import (
-    HEADS,
     LONGEST_TEXT,
     check_labels,
     check_weights,
-    fast_tokenizer,
+    head_fault,
     head_for,
     open_unread,
     public_name_of,
-    quiet,
+    warn_of_head,
 )
+from compress.models.tokenizer_files import fast_tokenizer
 from serve.errors import BadInput
 from serve.text.entity_markers import MARKERS
 from serve.text.labels import MULTI_LABEL
@@ -99,13 +100,11 @@ def find_answering(name: str, *, role: str = "--with", revision: str = "") -> An
         )
     if task is None:
         how = f": stillroom finetune --model {name} ..." if config.model_type in FAMILIES else " with transformers."
-        raise BadInput(
-            f"{named} has no head for a task: its architecture is {', '.join(config.architectures or ['not stated'])}, and one that ends "
-            f"in {' or '.join(dict.fromkeys(HEADS.values()))} is needed. Fine-tune it first{how}"
-        )
+        raise BadInput(f"{named} {head_fault(config)}. Fine-tune it first{how}")
     labels = head_for(config, task) or ()
     check_labels(labels, task, named)
     check_weights(folder, config, named)
+    warn_of_head(config, named)
     tokenizer = fast_tokenizer(folder, named, config)
     return AnsweringTeacher(name, folder, config, task, labels, tokenizer, revision, role)
 
@@ -131,7 +130,9 @@ def _loaded(folder: Path, task: Task) -> Any:
 
     kind = AutoModelForTokenClassification if task == "token-classification" else AutoModelForSequenceClassification
     with quiet():
-        return kind.from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype=torch.float32).eval()
+        return kind.from_pretrained(
+            folder, config=loading_config(folder), local_files_only=True, use_safetensors=True, dtype=torch.float32
+        ).eval()
 
 
 def cut_tokenizer(name: str, model: Any, tokenizer: Any, max_length: int) -> tuple[Tokenizer, int]:

@@ -19,12 +19,12 @@ def rows_in_use(model: Any, ids: Iterable[np.ndarray], pad_id: int) -> Iterator[
     """Context in which `model` holds only the embedding rows of `ids`; afterwards it has the whole table with the trained rows.
 
     Yields:
-        `remap`, so that `remap[token id]` is the row of that token. The pad token and all ids below it keep their rows,
-        because some families count positions from the pad id.
+        `remap`, so that `remap[token id]` is the row of that token. The pad token, that of the tokenizer and that of the model, and all
+        ids below it keep their rows, because some families count positions from the pad id.
     """
     whole: nn.Embedding = model.get_input_embeddings()
     seen = np.zeros(whole.num_embeddings, dtype=bool)
-    seen[: pad_id + 1] = True
+    seen[: max(pad_id, getattr(model.config, "pad_token_id", None) or 0) + 1] = True
     for some in ids:
         seen[some] = True
     used = np.flatnonzero(seen)

@@ -66,8 +66,6 @@ class Family:
     activation: str = "hidden_act"
     # Rows of the first feed-forward matrix per unit: 2 if one gates the other.
     ffn_rows: int = 1
-    # Unused rows at the start of the position table.
-    position_offset: int = 0
     # A norm between the last layer and the head.
     final_norm: str = ""
     attends: Attends = plain
@@ -84,9 +82,8 @@ _BERT = Family(
     ffn_in="intermediate.dense",
     ffn_out="output.dense",
 )
-_ROBERTA = replace(_BERT, position_offset=2)
 _MPNET = replace(
-    _ROBERTA,
+    _BERT,
     query="attention.attn.q",
     key="attention.attn.k",
     value="attention.attn.v",
@@ -119,8 +116,8 @@ _MODERNBERT = Family(
 FAMILIES = {
     "bert": _BERT,
     "electra": _BERT,
-    "roberta": _ROBERTA,
-    "xlm-roberta": _ROBERTA,
+    "roberta": _BERT,
+    "xlm-roberta": _BERT,
     "distilbert": _DISTILBERT,
     "mpnet": _MPNET,
     "modernbert": _MODERNBERT,

@@ -19,6 +19,7 @@ from compress.models.pretrained import (
     with_markers,
 )
 from compress.models.shapes import Shape
+from compress.models.tokenizer_files import PROBE
 from serve.errors import BadInput
 
 SHOWN_TOKENS = 3
@@ -106,13 +107,6 @@ def student_config(teacher: Any, family: Family, shape: Shape) -> Any:
     if getattr(config, "layer_types", None):  # ModernBERT
         config.layer_types = (config.layer_types * shape.layers)[: shape.layers]
     return config
-
-
-# Text that tokenizers with the same vocabulary may split differently: case, accents, digits, scripts, spaces, long words.
-PROBE = (
-    "The QUICK brown fox isn't in Zürich, naïve café: 3.14159 + 2,000 = £2003.14? e-mail me@example.org\t#42_under  two spaces "
-    "pneumonoultramicroscopicsilicovolcanoconiosis Ελληνικά русский 東京タワー हिन्दी عربي 👩‍🚀 ﬁne \u00ad½ İstanbul ẞ"
-)
 
 
 def student_from(

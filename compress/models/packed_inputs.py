@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compress.models.families import FAMILIES, Family
+from compress.models.configurations import first_position
+from compress.models.families import FAMILIES
 
 
 def row_tokens_for(longest: int, *configs: Any) -> int:
@@ -26,7 +27,7 @@ def _reads_packed_rows(config: Any) -> bool:
     return "position_ids" in signature(transformers.MODEL_MAPPING[type(config)].forward).parameters
 
 
-def kept_apart(model: Any, family: Family, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+def kept_apart(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """`inputs` as the forward of `model` takes them; with `position_ids` (see `compress.data.batches.Batch`) they are packed.
 
     The mask of packed inputs becomes (batch, 1, tokens, tokens), numbers that are added to scores. Padding attends to padding,
@@ -40,4 +41,4 @@ def kept_apart(model: Any, family: Family, inputs: dict[str, Tensor]) -> dict[st
     if numbers.is_cuda and dtype == torch.float32 and torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")  # otherwise every layer would convert it
     mask = torch.zeros(others.shape, dtype=dtype, device=numbers.device).masked_fill_(others, torch.finfo(dtype).min)
-    return inputs | {"attention_mask": mask, "position_ids": inputs["position_ids"] + family.position_offset}
+    return inputs | {"attention_mask": mask, "position_ids": inputs["position_ids"] + first_position(model.config)}

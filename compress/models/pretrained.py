@@ -1,10 +1,8 @@
 """Opens a teacher or student, a folder on disk or a Hub name, and checks it before use."""
 
 import json
-import re
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -16,27 +14,36 @@ from tokenizers import Tokenizer
 from compress.data.examples import Task
 from compress.data.hub import download_model, may_be_on_hub
 from compress.data.tags import tags_fault
+from compress.distributed import warn
+from compress.models.configurations import (
+    CONFIG,
+    IMPLEMENTATIONS,
+    MEND,
+    check_stated,
+    foreign_implementation,
+    in_one_line,
+    loading_config,
+    position_limit,
+    quiet,
+)
 from compress.models.families import Family, encoder_of, family_of
+from compress.models.sentence_pooling import forget_activation, refuse_inner_encoder, warn_of_activation
 from compress.models.span_logits import with_span_logits
+from compress.models.tokenizer_files import MEND_TOKENIZER, TOKENIZER_FILES, check_ids, fast_tokenizer
+from compress.models.unused_weights import check_files, check_used
 from serve.bundle.manifest import label_faults
 from serve.errors import BadInput, BundleError
 from serve.text.entity_markers import MARKERS
 from serve.text.labels import MULTI_LABEL, REGRESSION, SPAN_ENDS, gives_number
-from serve.text.tokenizer import load_tokenizer, panics_are_errors
+from serve.text.tokenizer import load_tokenizer
 
-# Implementations that are part of torch and transformers. Other names are repositories of the Hub, or stand for some.
-IMPLEMENTATIONS = frozenset({"eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm"})
-IMPLEMENTATION_KEY = re.compile("_?(attn|experts)_implementation(_internal)?")
-TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
 HEADS = {
     "token-classification": "ForTokenClassification",
     "text-classification": "ForSequenceClassification",
     "text-regression": "ForSequenceClassification",
     "question-answering": "ForQuestionAnswering",
 }
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
-MEND = "Copy the folder again, or save the model again with save_pretrained."
-MEND_TOKENIZER = "Copy the folder again, or save the tokenizer again with save_pretrained."
+WEIGHTS = "model.safetensors"
 LONGEST_TEXT = 512  # tokens, as the papers' teachers were trained on
 
 
@@ -70,7 +77,7 @@ class Opened:
     @property
     def max_length(self) -> int:
         """The longest input in tokens: the size of its position table, at most `LONGEST_TEXT`."""
-        return min(LONGEST_TEXT, int(self.config.max_position_embeddings) - self.family.position_offset)
+        return min(LONGEST_TEXT, position_limit(self.config) or LONGEST_TEXT)
 
     @property
     def multi_label(self) -> bool:
@@ -109,7 +116,25 @@ def open_model(
             "Save its tokenizer into the folder: AutoTokenizer.from_pretrained(...).save_pretrained(folder)."
         )
     check_weights(folder, config, f"{role} {name}")
+    warn_of_head(config, f"{role} {name}")
     return Opened(name, folder, config, family, role)
+
+
+def warn_of_head(config: Any, named: str) -> None:
+    """Warn if the head of `config` is of a class that transformers does not have, whose code is in the folder, or has an activation."""
+    import transformers
+
+    warn_of_activation(config, named)
+    own = [str(name) for name in config.architectures or [] if not hasattr(transformers, str(name))]
+    if any(head_for(config, task) for task in get_args(Task)) and (own or getattr(config, "auto_map", None)):
+        what = (
+            f"its class {own[0]} is not one of transformers"
+            if own
+            else f"its {CONFIG} names code of its own (auto_map), which is not run"
+        )
+        warn(
+            f"{named}: {what}; it is read as the {config.model_type} model of transformers with such a head, which may answer otherwise."
+        )
 
 
 def _folder_of(name: str, role: str, wanted: str, revision: str) -> Path:
@@ -121,6 +146,8 @@ def _folder_of(name: str, role: str, wanted: str, revision: str) -> Path:
         )
     folder = Path(name) if here else download_or_refuse(name, role, wanted, revision)
     if not (folder / CONFIG).is_file():
+        check_files(folder, f"{role} {name}")
+        refuse_inner_encoder(folder, f"{role} {name}")
         raise BadInput(f"{role} {name} holds no {CONFIG}; {wanted} is needed (save_pretrained writes one).")
     return folder
 
@@ -146,24 +173,7 @@ def check_checkpoint(folder: Path, named: str) -> None:
             raise BadInput(
                 f"{named}: its tokenizer cannot be opened from tokenizer.json ({in_one_line(error)}). {MEND_TOKENIZER}"
             ) from None
-        _check_ids(tokenizer, config, named)
-
-
-def _check_ids(tokenizer: Tokenizer, config: Any, named: str) -> None:
-    """Check that the embedding of `config` has a row for every id of the tokenizer.
-
-    Special tokens are not checked: transformers adds those that a file lacks, such as [MASK], and plain text has none.
-    """
-    special = {each.content for each in tokenizer.get_added_tokens_decoder().values() if each.special}
-    vocabulary = {token: id for token, id in tokenizer.get_vocab().items() if token not in special}
-    rows, largest = config.vocab_size, max(vocabulary.values(), default=0)
-    if largest >= rows:
-        token = next(token for token, id in vocabulary.items() if id == largest)
-        raise BadInput(
-            f"{named}: its tokenizer has ids up to {largest} ({token!r}), but its embedding has only {rows} rows. "
-            "Call model.resize_token_embeddings(len(tokenizer)) and train the new rows, or save the tokenizer that the model was "
-            "trained with."
-        )
+        check_ids(tokenizer, config, named)
 
 
 def head_for(config: Any, task: Task) -> tuple[str, ...] | None:
@@ -204,6 +214,19 @@ def check_labels(labels: Sequence[str], task: Task, named: str) -> None:
         raise BadInput(f"{named}: {'; '.join(faults)}. Correct the names in id2label and label2id of its {CONFIG}.")
 
 
+def head_fault(config: Any) -> str:
+    """Why a model with `config`, which has no head for a task here, has none: the end of a sentence about it."""
+    kinds = " or ".join(dict.fromkeys(HEADS.values()))
+    named = [str(name) for name in config.architectures or []]
+    if not named:
+        return f"names no architectures in its {CONFIG}; if it has a head, name its class there, which ends in {kinds}"
+    if any(name.endswith(HEADS["text-classification"]) for name in named):
+        return f"gives {config.num_labels} numbers for a text (problem_type is {REGRESSION}), and a model of one output is needed"
+    if any(name.endswith(HEADS["question-answering"]) for name in named):
+        return f"is a {named[0]} of {config.num_labels} outputs, and one of 2 is needed, the start and the end of an answer"
+    return f"has no head for a task: its architecture is {', '.join(named)}, and one that ends in {kinds} is needed"
+
+
 def open_unread(name: str, role: str, wanted: str, revision: str) -> tuple[Path, Any]:
     """The folder and the configuration of a model of any family, none of whose insides is read: a folder, or a name on the Hub.
 
@@ -221,47 +244,23 @@ def config_in(folder: Path, named: str, *, any_family: bool) -> Any:
         BadInput: it cannot be read, names code that transformers does not have itself, or without `any_family` is of a family that
             students cannot be made of.
     """
-    from transformers import AutoConfig
-
+    kind = check_stated(folder, named)
+    if not any_family:
+        family_of(kind, named)
     try:
-        kind = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("model_type", "unknown")
-        if not any_family:
-            family_of(str(kind), named)
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = loading_config(folder)
         names = [config.id2label[index] for index in range(config.num_labels)]
         if not all(isinstance(label, str) for label in names):
             raise ValueError("id2label holds something that is not a string")
-    except BadInput:
-        raise
     except Exception as error:
         # The configuration classes raise any kind of error.
         raise BadInput(f"{named}: its {CONFIG} cannot be read ({in_one_line(error)}). {MEND}") from None
-    if foreign := sorted(set(_implementations(config)) - IMPLEMENTATIONS):
+    if foreign := foreign_implementation(config):
         raise BadInput(
-            f"{named}: its {CONFIG} asks for the attention or experts of {foreign[0]!r}, for which transformers may load code of the Hub. "
+            f"{named}: its {CONFIG} asks for the attention or experts of {foreign!r}, for which transformers may load code of the Hub. "
             f"Remove attn_implementation and experts_implementation from it, or give one of {', '.join(sorted(IMPLEMENTATIONS))}."
         )
     return config
-
-
-def _implementations(config: Any) -> Iterator[str]:
-    """The names of implementations that a configuration, or one within it, asks for: each may be a kernel of the Hub."""
-    left, seen = [config], set()
-    while left:
-        each = left.pop()
-        if isinstance(each, list | tuple):
-            left += each
-            continue
-        if id(each) in seen or not (isinstance(each, dict) or hasattr(each, "to_dict")):
-            continue
-        seen.add(id(each))
-        for key, value in (each if isinstance(each, dict) else vars(each)).items():
-            if not IMPLEMENTATION_KEY.fullmatch(str(key)):
-                left.append(value)
-            elif isinstance(value, dict):  # one for each configuration within this one
-                yield from (str(inner) for inner in value.values() if inner is not None)
-            elif value is not None:
-                yield str(value)
 
 
 def check_weights(folder: Path, config: Any, named: str) -> None:
@@ -272,6 +271,7 @@ def check_weights(folder: Path, config: Any, named: str) -> None:
     """
     from safetensors import SafetensorError
 
+    check_files(folder, named)
     strange = []
     for file in _weight_files(folder, named):
         try:
@@ -281,8 +281,8 @@ def check_weights(folder: Path, config: Any, named: str) -> None:
             raise BadInput(f"{named}: its {file.name} is damaged ({in_one_line(error)}). {MEND}") from None
     try:
         with quiet():
-            _, found = _class_of(config).from_pretrained(
-                folder, local_files_only=True, use_safetensors=True, device_map="meta", dtype=torch.float32,
+            model, found = _class_of(config).from_pretrained(
+                folder, config=config, local_files_only=True, use_safetensors=True, device_map="meta", dtype=torch.float32,
                 output_loading_info=True, ignore_mismatched_sizes=True,
             )  # fmt: skip
     except Exception as error:
@@ -292,10 +292,14 @@ def check_weights(folder: Path, config: Any, named: str) -> None:
     if missing:
         raise BadInput(f"{named}: its weights lack {_first_of(missing)}, which its {CONFIG} requires. {MEND}")
     other = sorted(
-        f"{key} of shape {list(stored)} instead of {list(asked)}" for key, stored, asked in found["mismatched_keys"]
+        f"{each} of another shape"  # transformers 4 names the keys alone
+        if isinstance(each, str)
+        else f"{each[0]} of shape {list(each[1])} instead of {list(each[2])}"
+        for each in found["mismatched_keys"]
     )
     if other:
         raise BadInput(f"{named}: its weights do not fit its {CONFIG}: they hold {_first_of(other)}. {MEND}")
+    check_used(model, list(found["unexpected_keys"]), named, has_head=has_head)
     if strange:
         key, count = strange[0]
         more = f"; {len(strange) - 1} more of its weights have such values" if len(strange) > 1 else ""
@@ -367,12 +371,6 @@ def _first_of(things: Sequence[str]) -> str:
     return things[0] if len(things) == 1 else f"{things[0]} and {len(things) - 1} more"
 
 
-def in_one_line(error: Exception) -> str:
-    """The class and message of `error`, in one line."""
-    words = " ".join(str(error).split())
-    return f"{type(error).__name__}: {words}" if words else type(error).__name__
-
-
 def download_or_refuse(name: str, role: str, wanted: str, revision: str) -> Path:
     """The folder of the Hub's model `name`.
 
@@ -416,32 +414,6 @@ def with_markers(opened: Opened) -> Opened:
     return replace(opened, added=tuple(marker for marker in MARKERS if marker not in known))
 
 
-def fast_tokenizer(folder: Path, named: str, config: Any) -> Any:
-    """The fast tokenizer in `folder`, by transformers. Messages name the model as `named`.
-
-    Raises:
-        BadInput: it cannot be opened, has no fast form, or has ids that the embedding of `config` has no rows for.
-    """
-    from transformers import AutoTokenizer
-
-    try:
-        with panics_are_errors():
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:
-        # The tokenizer classes raise any kind of error.
-        there = ", ".join(name for name in TOKENIZER_FILES if (folder / name).is_file()) or "its files"
-        raise BadInput(
-            f"{named}: its tokenizer cannot be opened from {there} ({in_one_line(error)}). {MEND_TOKENIZER}"
-        ) from None
-    if not tokenizer.is_fast:
-        raise BadInput(
-            f"{named} has a slow tokenizer ({type(tokenizer).__name__}), which gives no character offsets. "
-            "Save a fast one (tokenizer.json) into the folder."
-        )
-    _check_ids(tokenizer.backend_tokenizer, config, named)
-    return tokenizer
-
-
 def _tokenizer_of(opened: Opened) -> Any:
     from tokenizers import AddedToken
 
@@ -480,18 +452,21 @@ def load(opened: Opened, task: Task, labels: tuple[str, ...] | None = None, *, m
         "text-regression": AutoModelForSequenceClassification,
         "question-answering": AutoModelForQuestionAnswering,
     }
-    extra: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     if labels is not None:
-        extra = {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
-        extra["ignore_mismatched_sizes"] = True
+        changes = {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
         if task == "text-regression":
-            extra["problem_type"] = REGRESSION
+            changes["problem_type"] = REGRESSION
         elif multi_label or opened.config.problem_type in (MULTI_LABEL, REGRESSION):
-            extra["problem_type"] = MULTI_LABEL if multi_label else None
+            changes["problem_type"] = MULTI_LABEL if multi_label else None
     with quiet():
+        config = loading_config(opened.folder, **changes)
+        if labels is not None:
+            forget_activation(config)
         model = classes[task].from_pretrained(
-            opened.folder, local_files_only=True, use_safetensors=True, dtype=torch.float32, **extra
-        )
+            opened.folder, config=config, local_files_only=True, use_safetensors=True, dtype=torch.float32,
+            ignore_mismatched_sizes=labels is not None,
+        )  # fmt: skip
         if labels is not None:
             # `from_pretrained` keeps a head of the same size, even of another task; here the head must be new.
             fresh = classes[task].from_config(model.config)
@@ -528,24 +503,10 @@ def load_encoder(source: Path | Opened, *, seed: int, vocabulary: bool = False) 
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         folder = source.folder if isinstance(source, Opened) else source
-        model = kind.from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype=torch.float32)
+        model = kind.from_pretrained(
+            folder, config=loading_config(folder), local_files_only=True, use_safetensors=True, dtype=torch.float32
+        )
         return _with_rows(model, source) if isinstance(source, Opened) else model
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Context in which transformers shows no progress bars and no warnings about new head weights, which are expected."""
-    from transformers.utils import logging
-
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def has_vocabulary_head(opened: Opened) -> bool:

@@ -13,8 +13,10 @@ from compress.data.batches import batches_by_length, inputs_for, moved, padded
 from compress.data.examples import Example
 from compress.losses.vectors import pooled
 from compress.models.answering import cut_tokenizer
-from compress.models.pretrained import check_weights, fast_tokenizer, open_unread, quiet
+from compress.models.configurations import loading_config, quiet
+from compress.models.pretrained import check_weights, open_unread
 from compress.models.sentence_pooling import SentencePooling, max_tokens_in, pooling_in
+from compress.models.tokenizer_files import fast_tokenizer
 from serve.errors import BadInput
 
 
@@ -56,7 +58,7 @@ def open_encoder(name: str, *, role: str = "--encoder", revision: str = "", max_
     tokenizer = fast_tokenizer(folder, named, config)
     with quiet():
         model = AutoModel.from_pretrained(
-            folder, local_files_only=True, use_safetensors=True, dtype=torch.float32
+            folder, config=loading_config(folder), local_files_only=True, use_safetensors=True, dtype=torch.float32
         ).eval()
     backend, length = cut_tokenizer(name, model, tokenizer, max_length)
     if not max_length and (own := max_tokens_in(folder, length)) < length:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor, nn
 
 from compress.losses.vectors import pooled
+from compress.models.configurations import loading_config
 from compress.models.sentence_pooling import SentencePooling
 
 if TYPE_CHECKING:
@@ -48,5 +49,7 @@ def load_sentence_model(how: SentencePooling, folder: Path, **settings: Any) -> 
     """The encoder in `folder`, in evaluation mode; `settings` are those of `from_pretrained`."""
     from transformers import AutoModel
 
-    encoder = AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True, **settings)
+    encoder = AutoModel.from_pretrained(
+        folder, config=loading_config(folder), local_files_only=True, use_safetensors=True, **settings
+    )
     return SentenceModel(encoder, how).eval()

@@ -14,6 +14,7 @@ from torch import Tensor
 from compress.data.text_pairs import SOURCE, TARGET
 from compress.losses.relations import split_heads
 from compress.models.activations import Unprojected, read
+from compress.models.configurations import first_position
 from compress.models.families import Family, encoder_of, layers_of, linear
 
 
@@ -38,7 +39,7 @@ def asked_words(model: Any, family: Family, inputs: dict[str, Tensor], rows: Ten
     dtype = next(model.parameters()).dtype
     hidden = ~sees(inputs["attention_mask"])[:, None]
     mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, torch.finfo(dtype).min)
-    given = inputs | {"attention_mask": mask, "position_ids": inputs["position_ids"] + family.position_offset}
+    given = inputs | {"attention_mask": mask, "position_ids": inputs["position_ids"] + first_position(model.config)}
     if model.config.type_vocab_size < 2:
         given["token_type_ids"] = torch.zeros_like(given["token_type_ids"])
     words = read(model, family, given, (), output=True, rows=rows).words
@@ -141,7 +142,9 @@ def _hidden_states(model: Any, family: Family, ids: Tensor, kinds: Tensor, posit
     encoder = encoder_of(model)
     heads = int(model.config.num_attention_heads)
     embeddings: Any = encoder.embeddings
-    hidden: Tensor = embeddings(input_ids=ids, token_type_ids=kinds, position_ids=positions + family.position_offset)
+    hidden: Tensor = embeddings(
+        input_ids=ids, token_type_ids=kinds, position_ids=positions + first_position(model.config)
+    )
     for number, layer in enumerate(layers_of(model, family)):
         parts = (split_heads(linear(layer, path)(hidden), heads) for path in (family.query, family.key, family.value))
         context: Tensor = attend(number, *parts)

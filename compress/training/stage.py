@@ -230,7 +230,7 @@ def _read(model: Any, family: Family, objective: Objective, batch: Batch, *, tea
     wanted = objective.teacher_parts() if teacher else objective.student_parts()
     output = objective.asks_teacher if teacher else bool(objective.outputs)
     rows = _rows(batch, objective) if objective.masks_tokens and output else None
-    inputs = kept_apart(model, family, inputs_for(model, batch.inputs))
+    inputs = kept_apart(model, inputs_for(model, batch.inputs))
     if batch.full and family.packs:
         # transformers would wait for the GPU to see that there is nothing to mask.
         inputs = {name: value for name, value in inputs.items() if name != "attention_mask"}

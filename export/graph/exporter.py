@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compress.models.configurations import loading_config, position_limit
 from compress.models.sentence_pooling import pooling_in
 from export.graph.nodes import Wiring
 from serve.bundle.manifest import Task
@@ -24,12 +25,9 @@ from serve.text.labels import MULTI_LABEL, gives_number
 if TYPE_CHECKING:
     import torch
     from onnx import GraphProto, ModelProto
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
     from compress.models.sentence_model import SentenceModel
-
-# Model families whose first position is the padding token's id plus one.
-POSITIONS_FROM_PADDING = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer"})
 
 # Opset 20 is the first with Gelu. Every onnxruntime that the server accepts runs it.
 OPSET = 20
@@ -188,7 +186,11 @@ def load_answering_model(checkpoint: Path) -> tuple["PreTrainedModel | SentenceM
     # 0.9 times as long as its "sdpa" graph, which adds NaN guards and slices.
     with quiet():
         model: PreTrainedModel = classes[task].from_pretrained(  # type: ignore[attr-defined]
-            checkpoint, attn_implementation="eager", dtype=torch.float32, local_files_only=True
+            checkpoint,
+            config=loading_config(checkpoint),
+            attn_implementation="eager",
+            dtype=torch.float32,
+            local_files_only=True,
         )
     if task == "question-answering":
         from compress.models.span_logits import with_span_logits
@@ -274,15 +276,6 @@ def graph_inputs(model: "PreTrainedModel | SentenceModel") -> tuple[str, ...]:
     takes_segments = "token_type_ids" in inspect.signature(model.forward).parameters
     segments = ("token_type_ids",) if takes_segments and getattr(model.config, "type_vocab_size", 0) > 1 else ()
     return ("input_ids", "attention_mask", *segments)
-
-
-def position_limit(config: "PretrainedConfig") -> int | None:
-    """The most tokens that the model has positions for, special tokens included; None when nothing limits them."""
-    table = getattr(config, "max_position_embeddings", None)
-    if table is None:
-        return None
-    # The rows up to the padding id are unused: RoBERTa's table of 514 rows serves 512 tokens.
-    return int(table) - (config.pad_token_id + 1 if config.model_type in POSITIONS_FROM_PADDING else 0)
 
 
 def _check_size(checkpoint: Path, model: "PreTrainedModel | SentenceModel", max_length: int) -> None:

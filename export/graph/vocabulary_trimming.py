@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from export.graph.exporter import POSITIONS_FROM_PADDING, load_answering_model, quiet
+from compress.models.configurations import POSITIONS_FROM_PADDING
+from export.graph.exporter import load_answering_model, quiet
 from serve.errors import BadInput
 
 SHOWN = 20

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from compress.models.configurations import loading_config
 from compress.models.sentence_pooling import pooling_in
 from latency.candidates.availability import missing
 from latency.candidates.candidate import Call, Candidate, Int64s
@@ -134,7 +135,7 @@ def _opener(candidate: Candidate) -> "Callable[..., PreTrainedModel | SentenceMo
         from compress.models.sentence_model import load_sentence_model
 
         return partial(load_sentence_model, how)
-    return partial(opener, local_files_only=True, use_safetensors=True)
+    return partial(opener, config=loading_config(candidate.path), local_files_only=True, use_safetensors=True)
 
 
 def _of_spans(path: Path, **options: Any) -> "PreTrainedModel":

@@ -32,6 +32,15 @@ UNSPACED_BLOCKS = (
     (0x20000, 0x3FFFF),  # CJK extensions B and later
 )
 
+# Code points that continue a letter and are no combining marks: (first, last). Unicode 15.1, GraphemeBreakProperty.txt.
+LETTER_PARTS = (
+    (0x1160, 0x11FF),  # vowels and final consonants of a Hangul syllable
+    (0xD7B0, 0xD7FB),  # old ones
+    (0xFF9E, 0xFF9F),  # half-width marks of voiced Katakana
+)
+# Behind a virama a joiner is a part of the letter, as in Malayalam's final consonants; elsewhere it joins emoji.
+ZERO_WIDTH_JOINER, VIRAMA = "\u200d", 9  # the latter is a combining class
+
 
 class Span(NamedTuple):
     """An entity: `text[start:end]`, its label, and the mean probability of the tags of its words."""
@@ -183,15 +192,16 @@ def strict_runs(tags: Sequence[str], scheme_of: dict[str, Scheme]) -> list[tuple
 
 
 def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
-    """Start and end of a token without outer whitespace (byte-level tokenizers add some), with the combining marks that follow.
+    """Start and end of a token without outer whitespace (byte-level tokenizers add some), with the rest of its last letter.
 
-    A tokenizer that strips accents leaves a combining mark out of the offsets of its letter.
+    A tokenizer that strips accents leaves a combining mark out of the offsets of its letter, and one that composes letters all but the
+    first of the code points that a letter was made of.
     """
     while start < end and text[start].isspace():
         start += 1
     while start < end and text[end - 1].isspace():
         end -= 1
-    while start < end < len(text) and _is_mark(text[end]):
+    while start < end < len(text) and _continues_letter(text[end - 1], text[end]):
         end += 1
     return start, end
 
@@ -213,6 +223,12 @@ def _is_other_word_character(character: str) -> bool:
         return False
     code_point = ord(character)
     return not any(first <= code_point <= last for first, last in UNSPACED_BLOCKS)
+
+
+def _continues_letter(before: str, character: str) -> bool:
+    if character == ZERO_WIDTH_JOINER:
+        return unicodedata.combining(before) == VIRAMA
+    return _is_mark(character) or any(first <= ord(character) <= last for first, last in LETTER_PARTS)
 
 
 def _is_mark(character: str) -> bool:

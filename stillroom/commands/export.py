@@ -22,7 +22,15 @@ from compress.engine.resumable_stages import Workdir
 from compress.engine.task_inputs import usable_length
 from compress.evaluation.metrics import metric_name
 from compress.input_errors import Faults
-from compress.models.pretrained import HEADS, Opened, check_labels, open_model, save_tokenizer, with_markers
+from compress.models.pretrained import (
+    HEADS,
+    Opened,
+    check_labels,
+    head_fault,
+    open_model,
+    save_tokenizer,
+    with_markers,
+)
 from compress.models.sentence_pooling import SentencePooling, max_tokens_in, pooling_in, write_pooling
 from compress.settings import VECTORS
 from export.graph.vocabulary_trimming import Trimmed, trim_vocabulary
@@ -234,7 +242,7 @@ def _opened(checkpoint: str, revision: str) -> Opened:
         raise BadInput(f"CKPT {checkpoint} has no model.safetensors; save its weights in that one file.")
     if not opened.has_head and not pooling_in(opened.folder, f"CKPT {checkpoint}"):
         raise BadInput(
-            f"{checkpoint} has no head for {' or '.join(HEADS)}, nor a modules.json that makes it an encoder of sentences; fine-tune it "
+            f"CKPT {checkpoint} {head_fault(opened.config)}; nor has it a modules.json that makes it an encoder of sentences. Fine-tune it "
             "for a task first, or distil one by --method sentence-vectors."
         )
     return opened

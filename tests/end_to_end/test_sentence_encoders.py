@@ -204,7 +204,7 @@ def test_labels_are_not_asked_of_vectors_nor_vectors_of_a_model_of_a_task(
 ) -> None:
     with pytest.raises(BadInput, match=r"--data is given, and .* gives vectors, which have no labels. Give --texts"):
         face.export(student, tmp_path / "out", task_data)
-    with pytest.raises(BadInput, match=r"nor a modules.json that makes it an encoder of sentences"):
+    with pytest.raises(BadInput, match=r"nor has it a modules.json that makes it an encoder of sentences"):
         face.export(shallow_teacher, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -1,12 +1,19 @@
 """The rows of one input that cannot be answered, as a message lists them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from serve.errors import StillroomError
 from stillroom.commands.annotate.rows import NOT_JSON
 
 # Faults in the message, and rows named for each; with --bad-rows skip the output has all of them.
 SHOWN_FAULTS, SHOWN_LINES = 20, 5
+
+
+def fails_on_some(results: Iterable[object]) -> bool:
+    """Whether a model that failed on some of the texts with these `results` did not on all; of one text nothing is known."""
+    ours = [isinstance(result, StillroomError) and result.fault != "caller" for result in results]
+    return len(ours) == 1 or not all(ours)
 
 
 @dataclass

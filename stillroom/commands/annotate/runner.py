@@ -20,7 +20,7 @@ from serve.errors import BadInput, InternalError, StillroomError
 from serve.model.work_items import TextWork
 from serve.text.labels import kind_of
 from serve.workers.offline_pool import OfflinePool, Result
-from stillroom.commands.annotate.bad_rows import BadRows
+from stillroom.commands.annotate.bad_rows import BadRows, fails_on_some
 from stillroom.commands.annotate.checks import checked
 from stillroom.commands.annotate.ctrl_c import ctrl_c_kept
 from stillroom.commands.annotate.places import Place, answer_opening, error_line, places
@@ -94,8 +94,8 @@ def annotate(settings: Annotation) -> dict[str, Any]:
     Raises:
         BadInput: a fault of the settings, the bundle or the input, before a row is read; with `bad_rows` "stop" a bad row, once all
             rows before it are written; an output with other answers, a full disk, or a closed pipe.
-        InternalError: a row failed by a fault of this program, once all rows before it are written; or the worker processes died
-            repeatedly.
+        InternalError: the model failed on a row, with `bad_rows` "skip" on every row of a window, once all rows before it are written;
+            or the worker processes died repeatedly.
     """
     if Path(settings.output).suffix in SUFFIXES:
         return _as_table(settings)
@@ -238,10 +238,11 @@ def _write(window: _Window, job: _Job) -> bool:
     """Writes a window once it is computed. False if a row stopped the work; the window is written up to that row."""
     job.stop_if_asked()
     results: dict[int, Result] = dict(zip(window.computed, window.results.result(), strict=True))
+    passes = job.settings.bad_rows == "skip" and fails_on_some(results.values())
     lines: list[bytes] = []
     whole = True
     for index, place in enumerate(window.places):
-        line = _line_of(place, results.get(index), job) if place.asked else place.line
+        line = _line_of(place, results.get(index), job, passes=passes) if place.asked else place.line
         if line is None:
             whole = False
             break
@@ -256,8 +257,11 @@ def _write(window: _Window, job: _Job) -> bool:
     return whole
 
 
-def _line_of(place: Place, result: Result | None, job: _Job) -> bytes | None:
-    """The new line of a row. If the row stops the work: its old line, so that the next run answers it again, or None."""
+def _line_of(place: Place, result: Result | None, job: _Job, *, passes: bool) -> bytes | None:
+    """The new line of a row. If the row stops the work: its old line, so that the next run answers it again, or None.
+
+    `passes`: a row on which the model failed does not stop it.
+    """
     row, tally = place.row, job.tally
     if isinstance(result, bytes):
         return row.fields + answer_opening(job.settings.answer_field) + result + b"}\n"
@@ -265,7 +269,7 @@ def _line_of(place: Place, result: Result | None, job: _Job) -> bytes | None:
     code, message = "bad_row", row.fault or ""
     if isinstance(result, StillroomError):
         code, message = result.code, result.message
-        if result.fault != "caller":
+        if result.fault != "caller" and not passes:
             tally.ours = tally.ours or f"{where}: {message}"
             tally.stopped = True
             return place.line

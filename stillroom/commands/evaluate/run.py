@@ -175,7 +175,7 @@ def _of_checkpoint(model: str, data: Path, given: Evaluation) -> _Answered:
     from compress.data.examples import check_kind, check_task
     from compress.engine.hardware import device_here
     from compress.evaluation.predictions import predictions, row_logits
-    from compress.models.pretrained import HEADS, check_labels, load, open_model, open_tokenizer
+    from compress.models.pretrained import HEADS, check_labels, head_fault, load, open_model, open_tokenizer
     from serve.text.entity_markers import knows_markers
 
     refuse_variant(model, given)
@@ -185,7 +185,8 @@ def _of_checkpoint(model: str, data: Path, given: Evaluation) -> _Answered:
     opened = _with_data(opener, data, given.split)
     heads = [name for name in HEADS if opened.head_for(check_task(name)) and given.task in (None, name)]
     if not heads:
-        raise BadInput(f"{model} has no head for {given.task or ' or '.join(HEADS)}; `stillroom run` gives it one.")
+        why = f"has no head for {given.task}" if opened.has_head else head_fault(opened.config)
+        raise BadInput(f"{model} {why}; `stillroom run` gives it one.")
     task = check_task(heads[0])
     notes: list[str] = []
     examples = examples_of(data, given, task, notes)

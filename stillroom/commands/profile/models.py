@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
+from compress.models.configurations import check_stated, position_limit
 from compress.models.sentence_pooling import MODULES, max_tokens_in
-from export.graph.exporter import position_limit
 from latency.candidates.availability import missing
 from latency.candidates.candidate import Candidate, Reads, Runtime
 from serve.bundle.manifest import MANIFEST, open_bundle
@@ -235,9 +235,10 @@ def _name(model: Path, runtime: Runtime, precision: str, device: Device) -> str:
 
 def _reads(folder: Path) -> tuple[Reads | None, int]:
     """The tokenizer folder, task and labels of the model in `folder` (None without a head), and its longest text in tokens."""
+    check_stated(folder, str(folder))
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        limit = position_limit(SimpleNamespace(**{"model_type": "", "pad_token_id": 0, **config}))
+        limit = position_limit(SimpleNamespace(**{"model_type": "", "pad_token_id": 1, **config}))
         length = min(LONGEST, limit or LONGEST)
         heads = " ".join(config.get("architectures") or [])
         labels = config.get("id2label") or UNNAMED  # transformers does not save the default ones

@@ -56,7 +56,7 @@ def make_models(folder: Path) -> list[Path]:
     from tokenizers.processors import TemplateProcessing
     from transformers import BertConfig, BertForSequenceClassification
 
-    from compress.models.pretrained import quiet
+    from compress.models.configurations import quiet
 
     words = [*SPECIAL, *(f"w{i}" for i in range(VOCABULARY - len(SPECIAL)))]
     tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))  # noqa: S106

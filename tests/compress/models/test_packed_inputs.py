@@ -33,7 +33,7 @@ def inputs() -> dict[str, torch.Tensor]:
 def test_a_piece_in_a_row_is_read_as_it_is_alone(kind: str, attention: str) -> None:
     model, given = encoder(kind, attention=attention).double(), inputs()
     family = FAMILIES[kind]
-    together = read(model, family, kept_apart(model, family, given), PARTS)
+    together = read(model, family, kept_apart(model, given), PARTS)
     for row, lengths in enumerate(LENGTHS):
         for number in range(1, len(lengths) + 1):
             inside = given["attention_mask"][row] == number
@@ -53,7 +53,7 @@ def test_in_half_precision_pieces_stay_apart_too(precision: torch.dtype) -> None
     found: list[Any] = []
     for one in (given, other):
         with torch.autocast("cpu", precision):
-            found.append(read(model, family, kept_apart(model, family, one), PARTS[:2]))
+            found.append(read(model, family, kept_apart(model, one), PARTS[:2]))
     first, second = (one["hidden", 4][0] for one in found)
     assert torch.isfinite(first).all()
     assert torch.equal(first[5:], second[5:])

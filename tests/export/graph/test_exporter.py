@@ -9,7 +9,8 @@ import onnxruntime as ort
 import pytest
 from small_checkpoints import MAX_LENGTH, TAGS, Exported, write_checkpoint
 
-from export.graph.exporter import export_graph, position_limit
+from compress.models.configurations import position_limit
+from export.graph.exporter import export_graph
 from export.validation.parity import graph_parity
 from serve.errors import BadInput
 

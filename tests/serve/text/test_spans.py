@@ -12,6 +12,7 @@ from serve.text.labels import bio_tags
 from serve.text.spans import decode_spans, tag_runs, words
 
 TAGS = bio_tags(["city", "name"])
+PARTS = ("HANGUL JUNGSEONG", "HANGUL JONGSEONG")
 
 
 def wordpiece() -> Tokenizer:
@@ -126,6 +127,32 @@ def test_words_of_a_wordpiece_tokenizer(text: str, expected: list[str]) -> None:
 )
 def test_words_of_a_byte_level_tokenizer_are_the_same(text: str, expected: list[str]) -> None:
     assert found_words(text, "byte-level") == expected
+
+
+@pytest.mark.parametrize("by", ["composed", "letters", "bytes", "wordpiece"])
+@pytest.mark.parametrize("text", ["moved to 서울 , 한국 .", "ガギ パン", "값이 닭 (외곬)", "ന്\u200d ന"])
+def test_a_word_ends_with_the_last_code_point_of_its_last_letter(text: str, by: str) -> None:
+    # In a decomposed text each syllable has two or three code points, and in half width a voiced Katakana two.
+    text = unicodedata.normalize("NFD", text) if "パ" not in text else "ｶﾞｷﾞ ﾊﾟﾝ"
+    signs = dict.fromkeys(unicodedata.normalize("NFKC", text) + text)
+    tokenizer = (
+        byte_level() if by == "bytes" else Tokenizer(models.Unigram([("?", 0.0), *((c, -2.0) for c in signs)], 0))
+    )
+    if by == "wordpiece":
+        pieces = [*signs, *(f"##{sign}" for sign in signs)]
+        tokenizer = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(["[UNK]", *pieces])}))
+    if by != "bytes":
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        form = normalizers.NFD() if by == "letters" else normalizers.NFKC()
+        tokenizer.normalizer = normalizers.Sequence([form, normalizers.Replace("\u200d", "")])
+    encoding = tokenizer.encode(text)
+    ends = {word.end for word in words(text, encoding.offsets, encoding.word_ids)}
+    assert ends >= {place for place, sign in enumerate(text + " ") if sign == " " and place and text[place - 1] != " "}
+    assert not any(
+        text[end : end + 1] in "ﾞﾟ" or unicodedata.name(text[end : end + 1] or " ").startswith(PARTS)
+        for end in ends
+        if end < len(text)
+    )
 
 
 def test_one_character_that_becomes_three_pieces_is_one_word() -> None:

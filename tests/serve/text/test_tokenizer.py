@@ -1,9 +1,12 @@
+"""What a bundle's tokenizer gives the model, and where it fails."""
+
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
+from lookup_bundles import VOCABULARY, city_table, write_bundle, write_manifest, write_tokenizer
 from server_process import serving
 
 from serve.errors import BundleError
@@ -74,3 +77,15 @@ def answers(url: str, texts: list[str]) -> list[int]:
     """The status for each text, then for the first one again."""
     asked = [httpx.post(f"{url}/v1/entities", json={"text": text}, timeout=60) for text in [*texts, texts[0]]]
     return [answer.status_code for answer in asked]
+
+
+def test_a_special_token_without_a_row_in_the_embedding_is_read_as_characters(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "cities", city_table())
+    write_tokenizer(bundle, special=["[USER]"])
+    (bundle / "config.json").write_text(json.dumps({"vocab_size": len(VOCABULARY)}))
+    write_manifest(bundle)
+    pipeline = Pipeline(bundle)
+    for texts in (["[USER] to rome", "oslo"], ["[USER] [USER]"]):
+        pipeline(texts)
+    (found,) = pipeline("[USER] to rome")["entities"]
+    assert (found["start"], found["end"], found["label"]) == (10, 14, "city")

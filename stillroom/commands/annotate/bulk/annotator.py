@@ -23,7 +23,7 @@ from serve.errors import BadInput, InternalError, StillroomError
 from serve.model.work_items import TextWork, estimated_tokens
 from serve.text.answers import AnswerOptions
 from serve.workers.offline_pool import BATCH_TOKENS, GPU_BATCH_TOKENS, length_chunks
-from stillroom.commands.annotate.bad_rows import BadRows
+from stillroom.commands.annotate.bad_rows import BadRows, fails_on_some
 from stillroom.commands.annotate.bulk.manifest import MANIFEST
 from stillroom.commands.annotate.bulk.plan import (
     Job,
@@ -194,16 +194,18 @@ class Annotator:
 
         Raises:
             BadInput: rows are bad, and that stops the work.
-            InternalError: the model failed.
+            InternalError: the model failed on a row, or, where bad rows are skipped, on all.
         """
         found: list[Outcome] = [("bad_row", row.fault or "") for row in rows]
         options = self.job.options
         if file.format == "parquet":  # where a vector is a list of float32; other answers have no such option
             options = replace(options, encoding_format="base64")
-        for place, answer in self._answers(rows, options):
+        answers = list(self._answers(rows, options))
+        passes = self.job.bad_rows == "skip" and fails_on_some(answer for _, answer in answers)
+        for place, answer in answers:
             if not isinstance(answer, StillroomError):
                 found[place] = answer
-            elif answer.fault == "caller":
+            elif answer.fault == "caller" or passes:
                 found[place] = (answer.code, answer.message)
             else:
                 raise InternalError(f"{file.place(rows[place].line)}: {answer.message}")

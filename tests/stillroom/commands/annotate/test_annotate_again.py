@@ -143,11 +143,10 @@ def test_a_link_to_the_output_stays_one(job: Annotation) -> None:
     assert real.stat().st_mode & 0o777 == 0o640
 
 
-@pytest.mark.parametrize("bad_rows", ["stop", "skip"])
 def test_a_fault_of_ours_ends_the_output_before_its_row_with_exit_code_1(
-    job: Annotation, bad_rows: str, capfd: pytest.CaptureFixture[str]
+    job: Annotation, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    job = replace(job, bad_rows=bad_rows)  # type: ignore[arg-type]
+    job = replace(job, bad_rows="stop")
     written(job, row("rome"), row("oslo"), row("love it"), "nope", row("paris"))
     for _ in range(2):  # whoever asks again is told again
         with pytest.raises(InternalError) as caught:
@@ -163,13 +162,26 @@ def test_a_fault_of_ours_ends_the_output_before_its_row_with_exit_code_1(
     assert [each["text"] for each in lines(job.output)] == ["rome", "oslo", "love", "paris"]
 
 
+def test_skipping_goes_past_a_text_on_which_the_model_fails_and_not_past_a_model_that_fails_on_all(
+    job: Annotation,
+) -> None:
+    document = annotate(written(replace(job, bad_rows="skip"), row("rome"), row("love it"), "nope", row("paris")))
+    assert (document["rows"], document["bad_rows"]) == (4, 2)
+    found = lines(job.output)
+    assert [list(each) for each in found] == [["text", "answer"], ["error"], ["error"], ["text", "answer"]]
+    assert (found[1]["error"]["line"], found[1]["error"]["code"]) == (2, "internal")
+    with pytest.raises(InternalError, match="line 1: the model gave logits"):
+        annotate(written(replace(job, bad_rows="skip", restart=True), row("love it"), row("refund it")))
+
+
 def test_a_fault_of_ours_at_a_mended_row_keeps_its_error_and_every_answer(job: Annotation) -> None:
-    annotate(written(job, row("rome"), "nope", row("oslo")))
+    annotate(written(job, row("rome"), "nope", "no", row("oslo")))
     before = job.output.read_bytes()
     with pytest.raises(InternalError, match="line 2: the model gave logits"):
-        annotate(written(job, row("rome"), row("love it"), row("oslo"), row("paris")))
+        annotate(written(job, row("rome"), row("love it"), row("it"), row("oslo"), row("paris")))
     assert job.output.read_bytes() == before
-    assert annotate(written(job, row("rome"), row("love"), row("oslo"), row("paris")))["rows_asked_again"] == 1
+    mended = written(job, row("rome"), row("love"), row("fly"), row("oslo"), row("paris"))
+    assert annotate(mended)["rows_asked_again"] == 2
 
 
 def test_the_command_ends_with_1_for_a_fault_of_ours(job: Annotation) -> None:

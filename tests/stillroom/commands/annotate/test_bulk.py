@@ -209,6 +209,8 @@ def test_a_row_that_fails_in_the_model_stops_the_work_and_the_rest_is_kept(citie
     with pytest.raises(Exception, match=r"in.txt, line 8: (?s:.*)1 of 3 parts are in .*Give the same command again"):
         annotate_files(settings_of(cities, given, tmp_path / "out"))
     assert [part.name for part in parts_of(tmp_path / "out", "in.txt")] == ["in.txt-000000000000-000000000005.jsonl"]
+    document = annotate_files(settings_of(cities, given, tmp_path / "skipped", bad_rows="skip"))
+    assert (document["rows"], document["bad_rows"]) == (15, 1)
 
 
 def refused(bundle: Path, given: Path | str, out: Path | str, **more: Any) -> str:

@@ -1,0 +1,123 @@
+"""Settings of a configuration that change no answer stop nothing, and what cannot be read is named."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+import stillroom
+from compress.models.answering import open_answering
+from compress.models.pretrained import load, open_model
+from export.graph.exporter import export_graph
+from serve.errors import BadInput
+from serve.model.session import Session
+from serve.text.tokenizer import load_tokenizer
+
+Change = Callable[..., None]
+HARMLESS: list[dict[str, object]] = [
+    {"chunk_size_feed_forward": 4},
+    {"_attn_implementation": "flash_attention_2", "attn_implementation": "flash_attention_2"},
+    {"return_dict": False},
+    {"torchscript": True},
+    {"output_attentions": True, "output_hidden_states": True},
+]
+
+
+@pytest.mark.parametrize("changes", HARMLESS, ids=lambda changes: next(iter(changes)))
+def test_a_setting_that_changes_no_answer_stops_nothing(
+    changes: dict[str, object], checkpoint: Path, change_json: Change
+) -> None:
+    ids = torch.arange(5, 12)[None]  # no multiple of a chunk
+    before = load(open_model(str(checkpoint)), "text-classification").eval()(input_ids=ids).logits
+    change_json("config.json", **changes)
+    after = load(open_model(str(checkpoint)), "text-classification").eval()(input_ids=ids).logits
+    torch.testing.assert_close(after, before)
+
+
+NO_HEAD: dict[str, tuple[dict[str, object], str]] = {
+    "a class of its own": ({"architectures": ["BertCrfForNer"]}, "BertCrfForNer"),
+    "no class": ({"architectures": None}, "names no architectures in its config.json"),
+    "three numbers": ({"problem_type": "regression"}, "gives 3 numbers for a text"),
+    "no encoder of sentences": ({"architectures": ["BertForMaskedLM"]}, "its architecture is BertForMaskedLM"),
+    "quantised weights": ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config"),
+}
+
+
+@pytest.mark.parametrize("kind", NO_HEAD)
+def test_a_model_that_cannot_answer_is_refused_by_what_stands_in_its_configuration(
+    kind: str, checkpoint: Path, change_json: Change, tmp_path: Path
+) -> None:
+    changes, message = NO_HEAD[kind]
+    change_json("config.json", **changes)
+    for refused in (
+        lambda: stillroom.export(str(checkpoint), tmp_path / "out", latency_seconds=0),
+        lambda: open_answering(str(checkpoint)),
+    ):
+        with pytest.raises(BadInput) as told:
+            refused()
+        assert message in str(told.value)
+
+
+def test_a_class_that_transformers_does_not_have_is_told(
+    checkpoint: Path, change_json: Change, caplog: pytest.LogCaptureFixture
+) -> None:
+    change_json("config.json", architectures=["MyBertForSequenceClassification"])
+    assert open_model(str(checkpoint)).has_head
+    assert "its class MyBertForSequenceClassification is not one of transformers" in caplog.text
+
+
+@pytest.fixture(scope="module")
+def padding_at_3(tmp_path_factory: pytest.TempPathFactory, shallow_teacher: Path) -> Path:
+    """A RoBERTa whose padding has the id 3 and whose table has 36 positions: the first 4 of them are unused."""
+    from transformers import RobertaConfig, RobertaModel
+
+    folder = shutil.copytree(shallow_teacher, tmp_path_factory.mktemp("roberta") / "model")
+    said = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    words = said["model"]["vocab"]
+    words["[PAD]"], words["[SEP]"] = 3, 0
+    ids = {"[PAD]": 3, "[SEP]": 0}
+    for token in said["added_tokens"]:
+        token["id"] = ids.get(token["content"], token["id"])
+    said["added_tokens"].sort(key=lambda token: token["id"])
+    text = (
+        json.dumps(said)
+        .replace('"id": "[SEP]", "ids": [3]', '"id": "[SEP]", "ids": [0]')
+        .replace('["[SEP]", 3]', '["[SEP]", 0]')
+    )
+    (folder / "tokenizer.json").write_text(text, encoding="utf-8")
+    (folder / "vocab.txt").unlink()
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert tokenizer.encode("a").ids[-1] == 0
+    config = RobertaConfig(
+        vocab_size=tokenizer.get_vocab_size(), hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64,
+        max_position_embeddings=36, type_vocab_size=1, pad_token_id=3, bos_token_id=2, eos_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    RobertaModel(config).save_pretrained(folder)
+    (folder / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]"}'
+    )
+    return folder
+
+
+def test_a_model_whose_positions_begin_behind_its_padding_reads_what_its_table_leaves(
+    padding_at_3: Path, tmp_path: Path
+) -> None:
+    assert open_model(str(padding_at_3)).max_length == 32
+    data = tmp_path / "data"
+    data.mkdir()
+    rows = [{"text": f"{word} {'a b ' * 40}", "label": word} for word in ("refund", "status") * 2]
+    for split in ("train", "validation", "test"):
+        (data / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = stillroom.finetune(
+        str(padding_at_3), "text-classification", data, tmp_path / "made", new_head=True, epochs=1, device="cpu"
+    )
+    export_graph(Path(made), tmp_path / "model.onnx", 32)
+    encoding = load_tokenizer(Path(made), 32).encode("a b " * 40)
+    assert len(encoding) == 32
+    assert np.isfinite(Session(tmp_path / "model.onnx").run([encoding])[0]).all()

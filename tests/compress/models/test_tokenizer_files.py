@@ -1,0 +1,172 @@
+"""The tokenizer of a folder is what its tokenizer.json says, whatever class its tokenizer_config.json names."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import transformers
+from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers, processors
+
+import stillroom
+from compress.distributed import warn
+from compress.models.answering import open_answering
+from compress.models.pretrained import open_model, open_tokenizer, save_tokenizer
+from compress.models.tokenizer_files import PROBE
+from serve.errors import BadInput
+
+Change = Callable[..., None]
+
+
+@pytest.fixture(autouse=True)
+def warned_anew() -> None:
+    """Every test hears its warnings, though a process says each once."""
+    warn.cache_clear()
+
+
+def in_file(folder: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def ids_of(tokenizer: Tokenizer, *texts: str | tuple[str, str]) -> list[list[int]]:
+    """The ids of whole texts."""
+    tokenizer.no_truncation()
+    return [encoding.ids for encoding in tokenizer.encode_batch(list(texts or (PROBE,)))]
+
+
+def filled(tokenizer: Tokenizer, folder: Path) -> int:
+    """The rows of the model's embedding, once each has its token."""
+    rows: int = open_model(str(folder)).config.vocab_size
+    tokenizer.add_special_tokens([f"[{n}]" for n in range(rows - tokenizer.get_vocab_size())])
+    return rows
+
+
+def longest_word(tokenizer: Tokenizer) -> str:
+    return max((token for token in tokenizer.get_vocab() if token.isalpha()), key=len)
+
+
+def own_steps(tokenizer: Tokenizer) -> None:
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Replace("ship", "track"), normalizers.Lowercase()])
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+
+
+def kept_accents(tokenizer: Tokenizer) -> None:
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True, strip_accents=False)
+
+
+def kept_case(tokenizer: Tokenizer) -> None:
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
+
+
+def no_special_tokens(tokenizer: Tokenizer) -> None:
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
+
+
+def words_of_its_own(tokenizer: Tokenizer) -> None:
+    tokenizer.add_tokens([AddedToken(longest_word(tokenizer), normalized=True)])  # also within longer words
+
+
+@pytest.mark.parametrize("change", [own_steps, kept_accents, kept_case, no_special_tokens, words_of_its_own])
+def test_a_model_reads_the_tokens_of_its_tokenizer_file(
+    change: Callable[[Tokenizer], None], checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = in_file(checkpoint)
+    change(tokenizer)
+    tokenizer.save(str(checkpoint / "tokenizer.json"))
+    texts = [PROBE, f"Ship two Mugs to Café Oslo, a{longest_word(tokenizer)}x", ("a mug", "Refund it")]
+    expected = ids_of(tokenizer, *texts)
+    opened = open_model(str(checkpoint))
+    assert ids_of(open_tokenizer(opened), *texts) == expected
+    assert ids_of(open_answering(str(checkpoint)).tokenizer, *texts) == expected
+    if change in (kept_accents, kept_case) or (transformers.__version__ >= "5" and change is not words_of_its_own):
+        assert "tokenizer.json" in caplog.text
+        assert "different tokens" in caplog.text
+    # A checkpoint made from it says so by itself.
+    save_tokenizer(opened, tmp_path / "made")
+    warn.cache_clear()
+    caplog.clear()
+    for file in ("config.json", "model.safetensors"):
+        (tmp_path / "made" / file).write_bytes((checkpoint / file).read_bytes())
+    assert ids_of(open_tokenizer(open_model(str(tmp_path / "made"))), *texts) == expected
+    assert not caplog.text
+
+
+def test_a_tokenizer_as_it_was_saved_is_kept_without_a_word(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert ids_of(open_tokenizer(open_model(str(checkpoint)))) == ids_of(in_file(checkpoint))
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("name", ["BertJapaneseTokenizer", "NobodysTokenizer"])
+def test_a_class_that_gives_no_fast_tokenizer_is_named_and_the_file_is_read(
+    name: str, checkpoint: Path, change_json: Change, caplog: pytest.LogCaptureFixture
+) -> None:
+    change_json("tokenizer_config.json", tokenizer_class=name)
+    assert ids_of(open_tokenizer(open_model(str(checkpoint)))) == ids_of(in_file(checkpoint))
+    if name == "BertJapaneseTokenizer":
+        assert f"the tokenizer_class {name}" in caplog.text
+
+
+def test_a_special_token_without_a_row_is_read_as_characters_from_training_to_answers(
+    checkpoint: Path, change_json: Change, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = in_file(checkpoint)
+    rows = filled(tokenizer, checkpoint)
+    plain = tokenizer.encode("[USER] refund").ids
+    tokenizer.add_special_tokens(["[USER]"])
+    tokenizer.save(str(checkpoint / "tokenizer.json"))
+    change_json("tokenizer_config.json", additional_special_tokens=["[USER]"])
+    data = tmp_path / "data"
+    data.mkdir()
+    for split in ("train", "validation", "test"):
+        (data / f"{split}.jsonl").write_text(
+            '{"text": "[USER] refund", "label": "refund"}\n{"text": "[USER] good", "label": "praise"}\n'
+        )
+    trained = stillroom.finetune(
+        str(checkpoint),
+        "text-classification",
+        data,
+        tmp_path / "made",
+        new_head=True,
+        epochs=1,
+        max_length=16,
+        device="cpu",
+    )
+    assert "no row for the special token [USER]" in caplog.text
+    for folder in (checkpoint, Path(trained)):
+        found = open_tokenizer(open_model(str(folder)))
+        assert found.encode("[USER] refund").ids == plain
+        assert max(found.get_vocab().values()) == rows - 1
+
+
+def test_a_token_without_a_row_that_stands_around_every_text_is_refused(checkpoint: Path) -> None:
+    tokenizer = in_file(checkpoint)
+    filled(tokenizer, checkpoint)
+    tokenizer.add_special_tokens(["[END]"])
+    end = tokenizer.token_to_id("[END]")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A [END]", pair="$A $B [END]", special_tokens=[("[END]", end)]
+    )
+    tokenizer.save(str(checkpoint / "tokenizer.json"))
+    with pytest.raises(BadInput, match=rf"ids up to {end} \('\[END\]'\), but its embedding has only {end} rows"):
+        open_tokenizer(open_model(str(checkpoint)))
+
+
+def test_a_side_of_truncation_that_is_not_read_is_told(
+    checkpoint: Path, change_json: Change, caplog: pytest.LogCaptureFixture
+) -> None:
+    change_json("tokenizer_config.json", truncation_side="left")
+    open_tokenizer(open_model(str(checkpoint)))
+    assert "truncation_side of its tokenizer is left" in caplog.text
+
+
+def test_texts_are_lowered_where_sentence_transformers_lowers_them(checkpoint: Path, change_json: Change) -> None:
+    tokenizer = in_file(checkpoint)
+    kept_case(tokenizer)
+    tokenizer.save(str(checkpoint / "tokenizer.json"))
+    change_json("tokenizer_config.json", do_lower_case=False)
+    change_json("sentence_bert_config.json", max_seq_length=32, do_lower_case=True)
+    found = open_tokenizer(open_model(str(checkpoint)))
+    assert (
+        found.encode("Refund MY Order").ids
+        == found.encode("refund my order").ids
+        != tokenizer.encode("Refund MY Order").ids
+    )
