@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from serve.bundle.runtimes import Device
-from serve.errors import InternalError, StillroomError, Unavailable
+from serve.errors import BadInput, InternalError, StillroomError, Unavailable
 from serve.model.work_items import Work, estimated_tokens
 from serve.observe.metrics import Metrics
 from serve.settings import Limits
@@ -40,7 +40,7 @@ class OfflinePool:
     """The worker processes of a bundle, within a `with` block.
 
     `variant`, `threads`, `processes` and `device` are as in `serve.workers.supervisor.ServedModel`. BundleError when the bundle is
-    damaged, or its variant cannot run here; on entry, when a process cannot open it.
+    damaged, or its variant cannot run here; on entry, when a process cannot open it. BadInput on entry when a process dies.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class OfflinePool:
         self._thread.start()
         try:
             self._wait_for(self._model.start())
-        except BaseException:
+        except BaseException as error:
             self._stop_loop()
-            raise
+            raise self._told(error) from None
         self._windows: set[Future[list[Result]]] = set()
         return self
 
@@ -109,7 +109,7 @@ class OfflinePool:
                     tasks.create_task(self._chunk({place: works[place] for place in places}, results))
         except ExceptionGroup as errors:
             why_none_runs = None if self._model.ready else self._model.start_error
-            raise (why_none_runs or errors.exceptions[0]) from None
+            raise self._told(why_none_runs or errors.exceptions[0]) from None
         return [results[place] for place in range(len(works))]
 
     async def _chunk(self, left: dict[int, Work], results: dict[int, Result]) -> None:
@@ -129,6 +129,15 @@ class OfflinePool:
         raise InternalError(
             f"worker processes of model {self.manifest.name!r} died {MOST_DEATHS} times with the same texts (count: {len(left):,}), "
             "perhaps for lack of memory; give fewer processes or more memory"
+        )
+
+    def _told(self, error: BaseException) -> BaseException:
+        """`error`, but BadInput with what to do where a process did not live to be ready."""
+        if not isinstance(error, Unavailable):
+            return error
+        return BadInput(
+            f"model {self.manifest.name!r} cannot run: {error.message}, perhaps for lack of memory. What it printed, if anything, is "
+            "above; give fewer processes or more memory"
         )
 
     def _wait_for(self, work: Coroutine[Any, Any, Value]) -> Value:

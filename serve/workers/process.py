@@ -143,6 +143,11 @@ class ModelProcess(asyncio.SubprocessProtocol):
         except TimeoutError as error:
             await made.kill()
             raise Unavailable(f"the worker process was not ready within {HUNG_S:g} s") from error
+        except Unavailable as error:
+            await made.kill()
+            status = made.exited.result()
+            how = f"signal {-status}" if status and status < 0 else f"status {status}"
+            raise Unavailable(f"the worker process died at its start ({how})") from error
         except BaseException:
             await made.kill()
             raise

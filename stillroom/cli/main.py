@@ -38,6 +38,8 @@ BUILD_PACKAGES = {
     "optuna",
 }
 
+NO_TEMPORARY_FOLDER = "No usable temporary directory found"  # of Python's tempfile, which many parts and libraries ask
+
 MAIN_SPEAKS_S = 10.0  # how long the other processes wait for the main one to meet and report the same error
 
 LAUNCHED_VERBS = ("distill", "finetune", "run")  # which several processes may be started for
@@ -171,6 +173,8 @@ def _explain(error: Exception) -> int:
         message, code = error.message, error.exit_code
     elif no_room(error):
         message, code = f"There is no room to write: {error}. Make room and give the same command again.", 2
+    elif isinstance(error, FileNotFoundError) and NO_TEMPORARY_FOLDER in str(error):
+        message, code = f"{str(error).partition('] ')[2]}. Set TMPDIR to a folder that can be written.", 2
     elif type(error).__name__ == "OutOfMemoryError":  # torch's; it need not be imported here
         asked = str(error).partition(" GPU ")[0].strip()
         message, code = (
@@ -218,11 +222,17 @@ def _lost(message: str) -> None:
 def _our_fault(error: Exception) -> int:
     distributed.failed(f"a fault of this program ({type(error).__name__}: {error})")
     console.quiet = False  # in every process: such an error may occur in one alone
-    with tempfile.NamedTemporaryFile("w", prefix="stillroom-", suffix=".log", delete=False, encoding="utf-8") as log:
-        traceback.print_exception(error, file=log)
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="stillroom-", suffix=".log", delete=False, encoding="utf-8"
+        ) as log:
+            traceback.print_exception(error, file=log)
+        details = f"The details are in {log.name}."
+    except OSError as refused:
+        details = f"No file with the details can be written ({refused}); --verbose prints them."
     if logging.getLogger().isEnabledFor(logging.INFO):
         traceback.print_exception(error)
-    _complain(f"a fault of this program ({type(error).__name__}: {error}). The details are in {log.name}.")
+    _complain(f"a fault of this program ({type(error).__name__}: {error}). {details}")
     return 1
 
 

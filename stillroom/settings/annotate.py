@@ -42,7 +42,7 @@ class Annotation:
     restart: bool = setting(False, help="Start over when the output has rows already.", panel=ROWS)
     part_rows: int = setting(
         8192,
-        help="Rows of a part, for many inputs. What is killed loses the part that it works on.",
+        help="Rows of a part, for many inputs. With --ray, or an output in a store, what is killed loses the part that it works on.",
         at_least=1,
         panel=ROWS,
     )

@@ -1,7 +1,8 @@
 """`stillroom annotate`: a bundle's answers to a file of any size, in the file's order, on all cores.
 
-Rows are read in windows of a few thousand, which bounds memory and batches texts of similar length. A window is written when all
-its answers are there, so the output always holds whole rows in order, and the next run resumes after the last of them.
+Rows are read in windows of up to a few thousand, which bounds memory and batches texts of similar length. A window is written when
+all its answers are there, so the output always holds whole rows in order, and the next run resumes after the last of them. The first
+windows are small, so that a run that is killed every few seconds gets on.
 """
 
 import contextlib
@@ -34,6 +35,9 @@ from stillroom.settings.annotate import Annotation
 # The rows of a window are sorted by length; a window of long rows has fewer.
 WINDOW_ROWS = 4096
 WINDOW_BYTES = 8 * 2**20
+# The text of the first windows, and how long a window may take: each has up to twice the text of the one before, until it takes so long.
+FIRST_CHARACTERS, WINDOW_S = 4096, 10.0
+ROW_CHARACTERS = 8  # what a row costs beside its text: two tokens at its ends
 # Windows under computation while the next one is read and the one before is written.
 WINDOWS_AHEAD = 2
 # Rows between two updates of the bar while finished rows are compared.
@@ -47,6 +51,7 @@ class _Window:
     places: list[Place]
     share_read: float | None
     computed: list[int]
+    characters: int
     results: "Future[list[Result]]" = field(default_factory=Future)
 
 
@@ -76,6 +81,10 @@ class _Job:
     tally: _Tally
     shown: Bar
     stop_if_asked: Callable[[], None]
+    window_characters: float = FIRST_CHARACTERS
+    """The text that the next window may have."""
+    written_s: float = field(default_factory=time.monotonic)
+    """When the last window was written."""
 
     def show(self, share_read: float | None) -> None:
         """Shows the rows done, and an estimate of all rows from the share of the file that was read."""
@@ -200,24 +209,32 @@ def _write_from(found: Iterator[Place], kept_bytes: int, job: _Job) -> None:
 def _windows(found: Iterable[Place], job: _Job) -> Iterator[_Window]:
     """The places in windows. Where bad rows stop the work, the window of a bad row is the last to be appended."""
     held: list[Place] = []
-    held_bytes, stops = 0, job.settings.bad_rows == "stop"
+    held_bytes = characters = 0
+    stops = job.settings.bad_rows == "stop"
     for place in found:
         held.append(place)
         held_bytes += len(place.row.fields) + len(place.line or b"")
+        characters += place.asked * (ROW_CHARACTERS + len(place.row.text) + len(place.row.pair or ""))
         if stops and place.asked and place.row.fault is not None:  # later ones of the window, too, for the message
             job.tally.bad.add(place.row.line, place.row.fault)
-        if len(held) >= WINDOW_ROWS or held_bytes >= WINDOW_BYTES:
-            yield _window(held, job)
+        enough = characters >= job.window_characters and not (stops and job.tally.bad.count)
+        if enough or len(held) >= WINDOW_ROWS or held_bytes >= WINDOW_BYTES:
+            yield _window(held, characters, job)
             if job.tally.bad.count and stops and place.line is None:
                 return
-            held, held_bytes = [], 0
+            held, held_bytes, characters = [], 0, 0
     if held:
-        yield _window(held, job)
+        yield _window(held, characters, job)
 
 
-def _window(held: list[Place], job: _Job) -> _Window:
-    computed = [index for index, place in enumerate(held) if place.asked and place.row.fault is None]
-    return _Window(held, job.source.share_read(), computed)
+def _window(held: list[Place], characters: int, job: _Job) -> _Window:
+    computed = []
+    for index, place in enumerate(held):
+        if place.asked and place.row.fault is None:
+            computed.append(index)
+        elif place.asked and place.line is None and job.settings.bad_rows == "stop":
+            break  # nothing behind this row is written
+    return _Window(held, job.source.share_read(), computed, characters)
 
 
 def _answer(windows: Iterator[_Window], job: _Job) -> None:
@@ -253,6 +270,10 @@ def _write(window: _Window, job: _Job) -> bool:
             job.tally.rows_before += 1
             job.tally.asked_again += place.asked
     job.output.write(b"".join(lines))
+    now_s = time.monotonic()
+    in_time = window.characters * WINDOW_S / max(now_s - job.written_s, 1e-6)
+    job.window_characters = max(FIRST_CHARACTERS, min(2 * job.window_characters, in_time, WINDOW_BYTES))
+    job.written_s = now_s
     job.show(window.share_read)
     return whole
 

@@ -9,10 +9,11 @@ import torch
 
 import compress
 from compress.distributed import count
-from compress.engine.hardware import device_here, on_this_machine
+from compress.engine.hardware import ADDED_VARIABLE, device_here, on_this_machine
 from compress.progress import Event
 from compress.settings import Distillation, TaskSettings
 from compress.training.loop import device_of_process
+from serve.bundle.cpu import HIDDEN_VARIABLE
 from serve.errors import BadInput
 from stillroom.commands.compare.run import compare
 from stillroom.commands.run.pipeline import run
@@ -47,7 +48,7 @@ def test_auto_is_a_gpu_where_torch_sees_one_and_cpu_is_the_cpu_all_the_same(monk
 def test_the_precision_is_chosen_for_the_device_that_is_trained_on(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda: True)
-    monkeypatch.setattr("compress.engine.hardware.cpu_features", lambda: frozenset({"avx2"}))
+    monkeypatch.setenv(HIDDEN_VARIABLE, "amx_bf16")
     chosen = [on_this_machine(kind(**NEEDED[kind], device=device)) for device in ("cuda", "cpu")]
     assert [(settings.device, settings.precision) for settings in chosen] == [("cuda", "bf16"), ("cpu", "fp32")]
     assert all(settings.threads > 0 for settings in chosen)
@@ -123,13 +124,18 @@ def test_a_seed_below_zero_is_refused(tiny_teacher: Path, corpus: Path, tmp_path
         compress.distill(str(tiny_teacher), [corpus], tmp_path / "out", student=SHAPE, seed=-1)
 
 
-def test_distill_trains_on_as_many_threads_as_it_is_told(tiny_teacher: Path, corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("hidden", "precision"), [("", "bf16"), ("amx_bf16", "fp32")])
+def test_distill_trains_on_as_many_threads_as_it_is_told_in_what_the_processor_multiplies_natively(
+    tiny_teacher: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hidden: str, precision: str
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setenv(HIDDEN_VARIABLE, hidden)
+    monkeypatch.setenv(ADDED_VARIABLE, "amx_bf16")
     before = torch.get_num_threads()
     made = compress.distill(str(tiny_teacher), [corpus], tmp_path / "small", student=SHAPE, threads=1, epochs=0.1)
     lineage = json.loads((made / "lineage.json").read_text(encoding="utf-8"))
     assert (torch.get_num_threads(), lineage["threads"]) == (1, 1)
-    # As for the other verbs: what the machine multiplies natively.
-    assert lineage["precision"] == on_this_machine(TaskSettings(**NEEDED[TaskSettings])).precision
+    assert lineage["precision"] == precision
     torch.set_num_threads(before)
     with pytest.raises(BadInput, match="--threads is -1; give a whole number from 0"):
         compress.distill(str(tiny_teacher), [corpus], tmp_path / "other", student=SHAPE, threads=-1)

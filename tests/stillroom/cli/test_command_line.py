@@ -194,3 +194,21 @@ def test_verbose_shows_the_traceback_of_a_fault_of_ours(monkeypatch: pytest.Monk
     assert (quiet.returncode, "Traceback" in quiet.stderr) == (1, False)
     loud = subprocess.run([*command, "-v"], capture_output=True, text=True, check=False, cwd=ROOT)
     assert (loud.returncode, "Traceback" in loud.stderr) == (1, True)
+
+
+def test_where_no_temporary_folder_can_be_written_one_line_says_so(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "cities", city_table())
+    (tmp_path / "texts.txt").write_text("to rome\n")
+    fails = "import sys, stillroom.commands.evaluate.run as e; e.evaluate_on = None\nfrom stillroom.cli.main import app, guarded\n"
+    fails += "sys.exit(guarded(lambda: app(sys.argv[1:])))"
+    for verb, code, needed in (
+        (["-m", "stillroom", "profile", bundle, "--data", tmp_path / "texts.txt"], 2, "Set TMPDIR to a folder"),
+        (["-c", fails, "evaluate", "m", "--data", "d"], 1, "--verbose prints them"),
+    ):
+        # No file can grow, in no folder: so the root user, too, finds none that can be written.
+        command = ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", sys.executable, *map(str, verb)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+        assert (done.returncode, done.stdout) == (code, ""), done.stderr
+        assert len(done.stderr.splitlines()) == 1, done.stderr
+        assert "No usable temporary directory found" in done.stderr
+        assert needed in done.stderr

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 from small_task import write_rows
 
-from compress.engine.hardware import on_this_machine
+from compress.engine.hardware import ADDED_VARIABLE, on_this_machine
+from serve.bundle.cpu import HIDDEN_VARIABLE, cpu_features
+from serve.errors import BadInput
 from stillroom.inputs.preflight import prepare
 from stillroom.inputs.recipe import Recipe
 
@@ -18,16 +20,31 @@ def sentence(start: str, city: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("features", "precision"),
-    [({"amx_bf16", "avx512_bf16"}, "bf16"), ({"avx512f", "avx512_bf16"}, "fp32"), ({"avx512f", "avx512_vnni"}, "fp32")],
+    ("hidden", "added", "precision"),
+    [
+        pytest.param("", "amx_bf16", "bf16", id="with AMX"),
+        pytest.param("amx_bf16", "", "fp32", id="without, whatever else it has"),
+        pytest.param("amx_bf16,amx_int8", "amx_bf16", "fp32", id="hidden"),
+    ],
 )
 def test_bfloat16_is_for_processors_that_are_faster_in_it(
-    monkeypatch: pytest.MonkeyPatch, features: set[str], precision: str
+    monkeypatch: pytest.MonkeyPatch, hidden: str, added: str, precision: str
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("compress.engine.hardware.cpu_features", lambda: frozenset(features))
+    monkeypatch.setenv(HIDDEN_VARIABLE, hidden)
+    monkeypatch.setenv(ADDED_VARIABLE, added)
     assert on_this_machine(Recipe(**NEEDED, precision="auto")).precision == precision
     assert on_this_machine(Recipe(**NEEDED, precision="bf16")).precision == "bf16"
+    assert on_this_machine(Recipe(**NEEDED, precision="fp32")).precision == "fp32"
+
+
+def test_only_the_choice_of_precision_takes_a_feature_that_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = cpu_features()
+    monkeypatch.setenv(ADDED_VARIABLE, "amx_bf16")
+    assert cpu_features() == before  # which files are served
+    monkeypatch.setenv(ADDED_VARIABLE, "avx512_vnni")
+    with pytest.raises(BadInput, match="STILLROOM_ADD_CPU_FEATURES is 'avx512_vnni'; only amx_bf16 can be added"):
+        on_this_machine(Recipe(**NEEDED, device="cpu"))
 
 
 def test_no_generated_text_is_one_of_validation_or_test(tiny_teacher: Path, tmp_path: Path) -> None:

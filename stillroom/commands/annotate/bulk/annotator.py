@@ -21,9 +21,9 @@ from serve.bundle.remote_files import is_url, shown
 from serve.bundle.store_files import ReadFailed, tried
 from serve.errors import BadInput, InternalError, StillroomError
 from serve.model.work_items import TextWork, estimated_tokens
-from serve.text.answers import AnswerOptions
 from serve.workers.offline_pool import BATCH_TOKENS, GPU_BATCH_TOKENS, length_chunks
 from stillroom.commands.annotate.bad_rows import BadRows, fails_on_some
+from stillroom.commands.annotate.bulk.kept_answers import KeptAnswers, Outcome
 from stillroom.commands.annotate.bulk.manifest import MANIFEST
 from stillroom.commands.annotate.bulk.plan import (
     Job,
@@ -51,8 +51,6 @@ PACKAGES = ("stillroom", "numpy", "onnxruntime", "tokenizers", "pyarrow", "msgsp
 # What an input that was changed was meanwhile, and what to do, in a message.
 ANNOTATED = "annotated; give another --output, or --restart"
 
-# The answer to a row as JSON, or why there is none: a code and a message.
-Outcome = bytes | tuple[str, str]
 T = TypeVar("T")
 
 
@@ -128,14 +126,23 @@ class Annotator:
     def _annotate(self, part: Part) -> Made:
         self._check_unchanged(part.source)
         name, bad = name_of(part, self.job.format), BadRows()
-        with reading(part.source, self.job, part.start) as file:
-            with self._output.writing(name) as path:
-                rows = (self._write_table if file.format == "parquet" else self._write_lines)(file, part, path, bad)
-                self._check_unchanged(part.source)
-                if rows != part.rows:
-                    raise _changed(part.source)
-                size_bytes, sha256 = path.stat().st_size, sha256_file(path)
-            return Made(name, shown(part.source.place), rows, size_bytes, sha256, bad, file.unit)
+        kept = KeptAnswers(
+            None if self.job.on_nodes else self._output.unfinished(name), repr((self.job, part, versions()))
+        )
+        try:
+            with reading(part.source, self.job, part.start) as file:
+                with self._output.writing(name) as path, kept:
+                    write = self._write_table if file.format == "parquet" else self._write_lines
+                    rows = write(file, part, path, kept, bad)
+                    self._check_unchanged(part.source)
+                    if rows != part.rows:
+                        raise _changed(part.source)
+                    size_bytes, sha256 = path.stat().st_size, sha256_file(path)
+                kept.remove()
+                return Made(name, shown(part.source.place), rows, size_bytes, sha256, bad, file.unit)
+        except BadInput:  # once that is put right, the part begins anew
+            kept.remove()
+            raise
 
     def _check_unchanged(self, source: InputPlace, meanwhile: str = ANNOTATED) -> None:
         try:
@@ -148,12 +155,12 @@ class Annotator:
         if (now.bytes, now.mark) != (source.bytes, source.mark):
             raise _changed(source, meanwhile)
 
-    def _write_lines(self, file: InputFile, part: Part, path: Path, bad: BadRows) -> int:
+    def _write_lines(self, file: InputFile, part: Part, path: Path, kept: KeptAnswers, bad: BadRows) -> int:
         """Answers the part as JSON lines. Returns its rows, which are fewer than planned if the input was shortened."""
         opening, count = answer_opening(self.job.columns.answer), 0
         with path.open("wb") as out:
             for rows in _windows(store_failures(part.source, file.rows()), part.rows):
-                for row, outcome in zip(rows, self._outcomes(rows, file, bad), strict=True):
+                for row, outcome in zip(rows, self._outcomes(rows, file, kept, bad), strict=True):
                     out.write(
                         row.fields + opening + outcome + b"}\n"
                         if isinstance(outcome, bytes)
@@ -162,7 +169,7 @@ class Annotator:
                 count += len(rows)
         return count
 
-    def _write_table(self, file: InputFile, part: Part, path: Path, bad: BadRows) -> int:
+    def _write_table(self, file: InputFile, part: Part, path: Path, kept: KeptAnswers, bad: BadRows) -> int:
         """Answers the part as a parquet file. Returns its rows, as `_write_lines`."""
         import pyarrow as pa
         from pyarrow import parquet
@@ -171,7 +178,7 @@ class Annotator:
         groups = table_groups(file, job, part.start.row, part.end)
         try:
             for batch, rows in store_failures(part.source, groups):
-                outcomes = self._outcomes(rows, file, bad)
+                outcomes = self._outcomes(rows, file, kept, bad)
                 answers = [json.loads(each) if isinstance(each, bytes) else None for each in outcomes]
                 errors = [None if isinstance(each, bytes) else each[1] for each in outcomes]
                 made = with_answers(
@@ -189,26 +196,21 @@ class Annotator:
                 writer.close()
         return count
 
-    def _outcomes(self, rows: list[InputRow], file: InputFile, bad: BadRows) -> list[Outcome]:
+    def _outcomes(self, rows: list[InputRow], file: InputFile, kept: KeptAnswers, bad: BadRows) -> list[Outcome]:
         """The outcome of each row.
 
         Raises:
             BadInput: rows are bad, and that stops the work.
-            InternalError: the model failed on a row, or, where bad rows are skipped, on all.
+            InternalError: the model failed on a row, or, where bad rows are skipped, on all of a batch.
         """
         found: list[Outcome] = [("bad_row", row.fault or "") for row in rows]
-        options = self.job.options
-        if file.format == "parquet":  # where a vector is a list of float32; other answers have no such option
-            options = replace(options, encoding_format="base64")
-        answers = list(self._answers(rows, options))
-        passes = self.job.bad_rows == "skip" and fails_on_some(answer for _, answer in answers)
-        for place, answer in answers:
-            if not isinstance(answer, StillroomError):
-                found[place] = answer
-            elif answer.fault == "caller" or passes:
-                found[place] = (answer.code, answer.message)
-            else:
-                raise InternalError(f"{file.place(rows[place].line)}: {answer.message}")
+        for chunk in self._chunks(rows):
+            outcomes = kept.take(len(chunk))
+            if outcomes is None:
+                outcomes = self._computed([rows[place] for place in chunk], file)
+                kept.add(outcomes)
+            for place, outcome in zip(chunk, outcomes, strict=True):
+                found[place] = outcome
         for row, outcome in zip(rows, found, strict=True):
             if not isinstance(outcome, bytes):
                 bad.add(row.line, outcome[1])
@@ -216,17 +218,32 @@ class Annotator:
             raise BadInput(f"these rows cannot be used:\n{bad.as_lines(file.places)}")
         return found
 
-    def _answers(self, rows: list[InputRow], options: AnswerOptions) -> "Iterator[tuple[int, bytes | StillroomError]]":
-        """The answer to each row without a fault, by its index. Batches depend on the rows alone."""
-        encode = msgspec.json.Encoder().encode
+    def _chunks(self, rows: list[InputRow]) -> Iterator[list[int]]:
+        """The places of the rows without a fault, in batches that depend on the rows alone."""
         places = [place for place, row in enumerate(rows) if row.fault is None]
-        works = [TextWork(rows[place].text, rows[place].pair, options) for place in places]
+        tokens = [estimated_tokens(TextWork(rows[place].text, rows[place].pair)) for place in places]
         most = GPU_BATCH_TOKENS if self.job.device == "cuda" else BATCH_TOKENS
-        for chunk in length_chunks([estimated_tokens(work) for work in works], most):
-            for done, _ in self._model().answered([works[each] for each in chunk]):
-                for index, answer in done:
-                    kept = answer if isinstance(answer, StillroomError) else encode(answer)
-                    yield places[chunk[index]], kept
+        for chunk in length_chunks(tokens, most):
+            yield [places[index] for index in chunk]
+
+    def _computed(self, rows: list[InputRow], file: InputFile) -> list[Outcome]:
+        """The model's answers to a batch. InternalError if it fails on a row, or, where bad rows are skipped, on all of several."""
+        options, encode = self.job.options, msgspec.json.Encoder().encode
+        if file.format == "parquet":  # where a vector is a list of float32; other answers have no such option
+            options = replace(options, encoding_format="base64")
+        works = [TextWork(row.text, row.pair, options) for row in rows]
+        answers = dict(answer for done, _ in self._model().answered(works) for answer in done)
+        passes = self.job.bad_rows == "skip" and fails_on_some(answers.values())
+        found: list[Outcome] = []
+        for index, row in enumerate(rows):
+            answer = answers[index]
+            if not isinstance(answer, StillroomError):
+                found.append(encode(answer))
+            elif answer.fault == "caller" or passes:
+                found.append((answer.code, answer.message))
+            else:
+                raise InternalError(f"{file.place(row.line)}: {answer.message}")
+        return found
 
     def _model(self) -> "Pipeline":
         if self._pipeline is None:

@@ -69,7 +69,7 @@ def annotate_files(settings: Annotation) -> dict[str, Any]:
     with contextlib.ExitStack() as opened:
         opened.enter_context(_alone(storage))
         manifest = PartsManifest(storage, _lineage(settings, job), restart=settings.restart)
-        opened.enter_context(_partial_files_removed(storage))
+        opened.enter_context(_partial_files_removed(storage, anew=settings.restart))
         manifest.check_inputs(sources)
         new = [source for source in sources if not manifest.known(source)]
         parts, there = _parts(manifest, sources, job) if not new else ([], [])
@@ -256,16 +256,16 @@ def _alone(storage: Storage) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _partial_files_removed(storage: Storage) -> Iterator[None]:
+def _partial_files_removed(storage: Storage, *, anew: bool) -> Iterator[None]:
     """Removes what writers that were killed have left, at the start and at the end. Enter it once the output was accepted."""
     if not isinstance(storage, DiskFolder):
         yield
         return
-    storage.remove_partial_files()
+    storage.remove_partial_files(anew=anew)
     try:
         yield
     finally:
-        storage.remove_partial_files()
+        storage.remove_partial_files(anew=False)
 
 
 @contextlib.contextmanager

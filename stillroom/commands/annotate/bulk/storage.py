@@ -27,6 +27,7 @@ HIDDEN = (".", "_")  # files and folders with such names are no data, as for Spa
 BLOCK_BYTES = 4 * 2**20
 SHOWN_FILES = 5  # in a message
 PARTIAL = ".partial"
+UNFINISHED = ".unfinished"
 PARTIAL_NAME = re.compile(rf"\..+\.[0-9a-f]{{32}}{re.escape(PARTIAL)}")
 # The bytes of a name on a disk, less those that the name of a file beside it has more while it is written.
 MOST_NAME_BYTES = 255 - len(f"..{'0' * 32}{PARTIAL}")
@@ -60,6 +61,9 @@ class Storage(Protocol):
 
     def writing(self, name: str) -> Any:
         """A context that gives a path to write to. At its end the content is the file `name`."""
+
+    def unfinished(self, name: str) -> Path | None:
+        """The file that keeps what is known of the file `name` until it is there; None where no file can grow."""
 
     def remove(self, name: str) -> None:
         """Removes a file, if it is there."""
@@ -285,15 +289,23 @@ class DiskFolder:
             finally:
                 beside.unlink(missing_ok=True)
 
+    def unfinished(self, name: str) -> Path | None:
+        """The file beside the file `name` that keeps what is known of it until it is there."""
+        target = self.path / name
+        return target.with_name(f".{target.name}{UNFINISHED}")
+
     def remove(self, name: str) -> None:
         """Removes a file, if it is there."""
         with self.refused():
             (self.path / name).unlink(missing_ok=True)
 
-    def remove_partial_files(self) -> None:
-        """Removes what writers that were killed have left."""
+    def remove_partial_files(self, *, anew: bool) -> None:
+        """Removes what writers that were killed have left; of unfinished files only if they are there, or all are made `anew`."""
         for each in self.path.rglob(f".*{PARTIAL}"):
             if PARTIAL_NAME.fullmatch(each.name) and each.is_file():
+                each.unlink(missing_ok=True)
+        for each in self.path.rglob(f".*{UNFINISHED}"):
+            if anew or each.with_name(each.name[1:].removesuffix(UNFINISHED)).is_file():
                 each.unlink(missing_ok=True)
 
     @contextmanager
@@ -363,6 +375,10 @@ class StoreFolder:
                     ) from error
                 raise
             tried(self.place, name, lambda: store.put_file(str(local), f"{folder}/{name}"))
+
+    def unfinished(self, name: str) -> Path | None:
+        """None: an object cannot grow."""
+        return None
 
     def remove(self, name: str) -> None:
         """Removes a file, if it is there."""

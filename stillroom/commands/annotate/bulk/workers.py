@@ -13,7 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol
 
-from serve.errors import InternalError, StillroomError
+from serve.errors import BadInput, InternalError, StillroomError
 from stillroom.commands.annotate.bulk.annotator import Annotator, Ready
 from stillroom.commands.annotate.bulk.plan import Job, Part
 from stillroom.console import say
@@ -72,7 +72,8 @@ class WorkerGroup:
 
         Raises:
             StillroomError: the first one of a worker.
-            InternalError: workers died repeatedly with the same item, or at their start; or there is a bug.
+            BadInput: workers died repeatedly at their start.
+            InternalError: workers died repeatedly with the same item; or there is a bug.
         """
         left, deaths, fault = deque(items), Counter[Any](), None
         while (left and fault is None) or any(each for _, each, _ in self._busy.values()):
@@ -118,18 +119,19 @@ class WorkerGroup:
             self._began_s = self._began_s or time.monotonic()
 
 
-def _too_many_deaths(item: Any, error: Exception) -> InternalError:
-    what = "at their start"
-    if isinstance(item, Part):
-        what = f"with the same rows ({item.source.name}, {item.start.row + 1:,} to {item.end:,})"
-    elif item is not None:
-        what = f"with the same file ({item.name})"
+def _too_many_deaths(item: Any, error: Exception) -> StillroomError:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     # Of an exception in an actor of Ray the last line says what it was.
     why = lines[-1] if re.match(r"[\w.]+Error: ", lines[-1]) else lines[0]
-    return InternalError(
-        f"worker processes died {MOST_DEATHS} times {what}, perhaps for lack of memory; give fewer --processes or more memory ({why})"
-    )
+    died, remedy = f"worker processes died {MOST_DEATHS} times", "give fewer --processes or more memory"
+    if item is None:
+        return BadInput(
+            f"{died} at their start, perhaps for lack of memory ({why}). What they printed, if anything, is above; {remedy}"
+        )
+    what = f"file ({item.name})"
+    if isinstance(item, Part):
+        what = f"rows ({item.source.name}, {item.start.row + 1:,} to {item.end:,})"
+    return InternalError(f"{died} with the same {what}, perhaps for lack of memory; {remedy} ({why})")
 
 
 class LocalWorker:

@@ -127,10 +127,51 @@ def killed(bundle: Path, given: Path, out: Path, beyond_bytes: int) -> bool:
     with subprocess.Popen(
         command(bundle, "--input", given, "--output", out), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:  # fmt: skip
-        while process.poll() is None and (not out.exists() or out.stat().st_size <= beyond_bytes):
-            time.sleep(0.001)
-        process.send_signal(signal.SIGKILL)
+        try:
+            while process.poll() is None and (not out.exists() or out.stat().st_size <= beyond_bytes):
+                time.sleep(0.001)
+        finally:
+            process.kill()
     return process.returncode == -signal.SIGKILL
+
+
+def test_a_run_that_is_killed_after_each_write_gets_on_long_before_a_window_is_full(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "slow", city_table(), layers=60)
+    given, undisturbed, out = (tmp_path / name for name in ("in.jsonl", "undisturbed.jsonl", "out.jsonl"))
+    given.write_text(many_rows(500))
+    assert told(bundle, "--input", given, "--output", undisturbed)[0] == 0
+    written = [0]
+    for _ in range(2):
+        assert killed(bundle, given, out, out.stat().st_size if out.exists() else 0)
+        written.append(len(lines(out)))
+    assert sorted({*written}) == written
+    assert written[-1] < 500 < runner.WINDOW_ROWS
+    assert told(bundle, "--input", given, "--output", out)[0] == 0
+    assert out.read_bytes() == undisturbed.read_bytes()
+
+
+def test_a_worker_that_dies_at_its_start_is_told_of_with_what_to_do(cities: Path, tmp_path: Path) -> None:
+    # Stands where the module is looked for first: a worker is killed, as by a system without memory, or ends with an error.
+    given, folder = tmp_path / "in.txt", tmp_path / "folder"
+    given.write_text("rome\n")
+    folder.mkdir()
+    dies = "if 'serve.workers.worker' in sys.orig_argv or 'spawn_main' in ' '.join(sys.orig_argv):\n    "
+    for how, said in (
+        ("os.kill(os.getpid(), signal.SIGKILL)", "the worker process died at its start (signal 9)"),
+        ("os._exit(print('no room', file=sys.stderr) or 3)", "the worker process died at its start (status 3)"),
+    ):
+        (tmp_path / "sitecustomize.py").write_text(f"import os, signal, sys\n{dies}{how}\n")
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+        for out in (tmp_path / "out.jsonl", folder):
+            code, _, error = told(cities, "--input", given, "--output", out, "--processes", "1", env=environment)
+            assert code == 2, error
+            assert (said if out != folder else "worker processes died 3 times at their start") in error
+            assert ("no room" in error) is ("print" in how)
+            assert "perhaps for lack of memory" in error
+            assert "give fewer" in error
+            assert "fault of this program" not in error
+            assert "Traceback" not in error
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 @pytest.mark.slow
@@ -354,11 +395,13 @@ def slow_job(tmp_path: Path, cities: Path) -> Iterator[tuple[subprocess.Popen[st
         [*command(cities, "--input", job.input, "--output", job.output), "--processes", "2"],
         cwd=ROOT, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
-        while not job.output.exists() or job.output.stat().st_size == 0:
-            assert process.poll() is None
-            time.sleep(0.001)
-        yield process, job, psutil.Process(process.pid).children()
-        process.kill()
+        try:
+            while not job.output.exists() or job.output.stat().st_size == 0:
+                assert process.poll() is None, process.communicate()
+                time.sleep(0.001)
+            yield process, job, psutil.Process(process.pid).children()
+        finally:
+            process.kill()
 
 
 def test_a_process_that_dies_costs_no_row(

@@ -1,5 +1,6 @@
 """`stillroom annotate` over a folder: parts of each input, made once."""
 
+import contextlib
 import datetime
 import gzip
 import hashlib
@@ -10,6 +11,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ import psutil
 import pyarrow as pa
 import pytest
 from lookup_bundles import city_table, write_bundle, write_vectors_bundle
+from patience import PATIENCE_S
 from pyarrow import parquet
 
 from serve.errors import BadInput
@@ -286,52 +290,129 @@ def test_what_becomes_a_folder_of_parts(inputs: Path, tmp_path: Path) -> None:
     assert not bulk("-", "-")
 
 
-def started(bundle: Path, given: Path, out: Path, *more: str) -> "subprocess.Popen[str]":
+@contextlib.contextmanager
+def started(bundle: Path, given: Path, out: Path, *more: str) -> "Iterator[subprocess.Popen[str]]":
+    """The command with parts of 50 rows, and with one process. At the end of the block it is killed, and its worker ends with it."""
     command = [sys.executable, "-m", "stillroom", "annotate", str(bundle), "--input", str(given), "--output", str(out)]
     command += ["--part-rows", "50", "--processes", "1", *more]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+            process.kill()
+            assert not psutil.wait_procs(below, timeout=PATIENCE_S)[1]
+
+
+def wait_until(there: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+    """Waits for it while the process runs."""
+    until_s = time.monotonic() + PATIENCE_S
+    while not there():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until_s
+        time.sleep(0.005)
 
 
 def wait_for_parts(out: Path, count: int, process: "subprocess.Popen[str]") -> None:
-    until = time.monotonic() + 60
-    while len(list(out.glob("*.jsonl"))) < count:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: len(list(out.glob("*.jsonl"))) >= count, process)
 
 
-def test_a_rerun_after_kills_and_ctrl_c_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    bundle, given, out = tmp_path / "slow", tmp_path / "in.txt", tmp_path / "out"
-    write_bundle(bundle, city_table(), layers=60)
-    given.write_text("fly to rome please " * 8 + "\n", encoding="utf-8")
-    given.write_text(given.read_text() * 1000)
-    annotate_files(settings_of(bundle, given, tmp_path / "undisturbed", part_rows=50))
+SLOW_TEXT = "fly to rome please " * 8
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Takes some milliseconds for a row."""
+    return write_bundle(tmp_path_factory.mktemp("bundles") / "slow", city_table(), layers=60)
+
+
+def test_a_rerun_after_kills_and_ctrl_c_ends_with_the_same_bytes(slow: Path, tmp_path: Path) -> None:
+    given, out = tmp_path / "in.txt", tmp_path / "out"
+    given.write_text(f"{SLOW_TEXT}\n" * 1000, encoding="utf-8")
+    annotate_files(settings_of(slow, given, tmp_path / "undisturbed", part_rows=50))
     out.mkdir()  # otherwise one file is the output of one file
 
-    driver = started(bundle, given, out)
-    wait_for_parts(out, 2, driver)
-    workers = [each for each in psutil.Process(driver.pid).children() if "spawn_main" in " ".join(each.cmdline())]
-    workers[0].kill()  # is replaced
-    wait_for_parts(out, 5, driver)
-    workers = psutil.Process(driver.pid).children(recursive=True)
-    driver.kill()
-    driver.communicate()
-    _, alive = psutil.wait_procs(workers, timeout=60)
-    assert not alive
+    with started(slow, given, out) as driver:
+        wait_for_parts(out, 2, driver)
+        workers = [each for each in psutil.Process(driver.pid).children() if "spawn_main" in " ".join(each.cmdline())]
+        workers[0].kill()  # is replaced
+        wait_for_parts(out, 5, driver)
+        workers = psutil.Process(driver.pid).children(recursive=True)
+        driver.kill()
+        driver.communicate()
+        _, alive = psutil.wait_procs(workers, timeout=PATIENCE_S)
+        assert not alive
 
-    driver = started(bundle, given, out)
-    wait_for_parts(out, 8, driver)
-    driver.send_signal(signal.SIGINT)
-    said = driver.communicate(timeout=60)[1]
-    assert driver.returncode == 130, said
-    assert not list(out.glob(".*.partial"))
-    assert not json.loads((out / MANIFEST).read_bytes())["complete"]
+    with started(slow, given, out) as driver:
+        wait_for_parts(out, 8, driver)
+        driver.send_signal(signal.SIGINT)
+        said = driver.communicate(timeout=PATIENCE_S)[1]
+        assert driver.returncode == 130, said
+        assert not list(out.glob(".*.partial"))
+        assert not json.loads((out / MANIFEST).read_bytes())["complete"]
 
-    driver = started(bundle, given, out)
-    said = driver.communicate(timeout=120)[1]
+    with started(slow, given, out) as driver:
+        said = driver.communicate(timeout=PATIENCE_S)[1]
+        assert driver.returncode == 0, said
+        assert " that were there of 1 file by " in said
+        assert digests(out) == digests(tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize("kind", ["txt", "parquet"])
+def test_a_run_that_is_killed_within_each_part_gets_on_and_ends_with_the_same_bytes(
+    slow: Path, tmp_path: Path, kind: str
+) -> None:
+    given, out = tmp_path / f"in.{kind}", tmp_path / "out"
+    texts = [f"{SLOW_TEXT[: 100 + number % 50]}{number}" for number in range(400)]
+    if kind == "txt":
+        given.write_text("\n".join(texts), encoding="utf-8")
+    else:
+        parquet.write_table(pa.table({"text": texts}), given)
+    annotate_files(settings_of(slow, given, tmp_path / "undisturbed", part_rows=400))
+    out.mkdir()
+    run = (slow, given, out, "--part-rows", "400")
+
+    for _ in range(2):
+        before = batches_in(out)
+        with started(*run) as driver:
+            wait_until(partial(is_beyond, out, before), driver)
+        assert not parts_of(out, given.name)
+        with unfinished(out).open("ab") as file:
+            file.write(b'[["half a')  # of a line, as a kill leaves it
+    with started(*run) as driver:
+        said = driver.communicate(timeout=PATIENCE_S)[1]
     assert driver.returncode == 0, said
-    assert " that were there of 1 file by " in said
     assert digests(out) == digests(tmp_path / "undisturbed")
+
+
+def test_a_restart_uses_no_answers_of_a_part_that_was_begun(slow: Path, tmp_path: Path) -> None:
+    given, out = tmp_path / "in.txt", tmp_path / "out"
+    given.write_text(f"{SLOW_TEXT}\n" * 250, encoding="utf-8")
+    out.mkdir()
+    for restart in (False, True):
+        with started(slow, given, out, "--part-rows", "250", *(["--restart"] * restart)) as driver:
+            wait_until(partial(is_beyond, out, 0), driver)
+        begun = unfinished(out).read_bytes()
+        assert b"rome" in begun
+        unfinished(out).write_bytes(begun.replace(b"rome", b"oslo"))  # to be told from what is computed
+        annotate_files(settings_of(slow, given, out, part_rows=250, restart=restart))
+        (part,) = parts_of(out, given.name)
+        assert (b'"text":"oslo"' in part.read_bytes()) is not restart
+
+
+def unfinished(out: Path) -> Path:
+    """The file that keeps the answers of the one part that is begun."""
+    (file,) = out.glob(".*.unfinished")
+    return file
+
+
+def is_beyond(out: Path, batches: int) -> bool:
+    return batches_in(out) > batches
+
+
+def batches_in(out: Path) -> int:
+    """The batches whose answers are kept; its first line says of what."""
+    return sum(file.read_bytes().count(b"\n") - 1 for file in out.glob(".*.unfinished"))
 
 
 def test_a_second_run_on_the_same_output_is_refused(plain: Path, inputs: Path, tmp_path: Path) -> None:
