@@ -7,6 +7,9 @@ import sys
 import time
 from pathlib import Path
 
+from joined import be_patient
+from patience import PATIENCE_S
+
 from compress import distributed, peers
 from compress.engine.agreement import check_same_inputs
 from compress.engine.resumable_stages import Workdir
@@ -40,6 +43,8 @@ def stages(folder: Path) -> None:
 
 
 def differ(folder: Path) -> None:
+    """Each process meets the fault itself, though the main one ends first."""
+    peers.HEARD_S = 10.0
     distributed.meet(say)
     settings = Settings(16 if distributed.main() else 32, str(folder))
     check_same_inputs(settings, {"--data": "one" if distributed.main() else "another", "--teacher": "the same"})
@@ -47,6 +52,7 @@ def differ(folder: Path) -> None:
 
 def killed(folder: Path, *, main: bool) -> None:
     """One process is killed while the other waits for it in a collective operation."""
+    peers.SUSPECT_S = 2.0  # a connection that breaks is that of the one that was killed
     distributed.meet(say)
     distributed.join("cpu")
     distributed.wait()
@@ -62,15 +68,17 @@ def stopped(folder: Path) -> None:
     distributed.wait()
     if not distributed.main():
         os.kill(os.getpid(), signal.SIGSTOP)
-    time.sleep(60)
+    peers.SILENT_S = 4.0
+    time.sleep(PATIENCE_S)
 
 
 def failed(folder: Path) -> None:
     """One process cannot go on, while the main one works alone."""
+    peers.OWN_FAULT_S = 0.5
     distributed.meet(say)
     if not distributed.main():
         raise BadInput("the disk of this node is full.")
-    time.sleep(60)
+    time.sleep(PATIENCE_S)
 
 
 def teacher_answers(folder: Path) -> None:
@@ -95,7 +103,7 @@ JOBS = {
 
 
 def main() -> int:
-    peers.SILENT_S, peers.SUSPECT_S, peers.OWN_FAULT_S = 4.0, 2.0, 0.5
+    be_patient()  # the jobs shorten what they let expire
     try:
         JOBS[sys.argv[1]](Path(sys.argv[2]))
     except BadInput as error:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from encoders import SIZES, encoder, inputs
+from joined import be_patient
 from torch import nn
 
 from compress import distributed
@@ -73,6 +74,7 @@ def compared(kind: str, precision: str) -> dict[str, Any]:
 
 
 def main() -> None:
+    be_patient()
     distributed.join("cpu")
     found = {
         f"{kind} {precision}": compared(kind, precision)

@@ -1,10 +1,6 @@
 """Batches in parts: several processes, or one after the other. In float64, so that what is equal is equal to the last bits."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from every_stage import EVERY_STAGE, SIZES, models, silence_dropout, text_of
-from repository import ROOT
+from joined import run_two
 from torch import nn
 from trained_together import summary, trained
 
@@ -93,29 +89,8 @@ class Killed(Exception):
 
 def together(folder: Path, *jobs: str) -> list[dict[str, dict[str, Any]]]:
     """What two processes, joined by Gloo, say of each job."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
-    common = os.environ | {
-        "PYTHONPATH": path,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [sys.executable, str(Path(__file__).with_name("trained_together.py")), str(folder), *jobs]
-    started = [
-        subprocess.Popen(
-            command,
-            env=common | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": str(number), "LOCAL_RANK": str(number)},
-        )
-        for number in range(2)
-    ]
-    try:
-        assert [process.wait(timeout=300) for process in started] == [0, 0]
-    finally:
-        for process in started:
-            process.kill()
+    ended = run_two("trained_together.py", lambda rank: (str(folder), *jobs))
+    assert [code for code, _ in ended] == [0, 0], ended
     names = [job.split(":")[0] for job in jobs]
     return [{name: json.loads((folder / f"{name}-{number}.json").read_text()) for name in names} for number in range(2)]
 

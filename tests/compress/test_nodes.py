@@ -1,17 +1,14 @@
 """Two nodes: each is a process with a folder of its own, joined by Gloo."""
 
 import json
-import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from answered_together import task_inputs, thirty_pieces
-from repository import ROOT
+from joined import run_two
 
 from compress import distributed, peers
 from compress.distributed import Share, shares
@@ -22,38 +19,19 @@ from compress.progress import Event
 from serve.errors import BadInput
 
 
-def together(folder: Path, job: str, *, of: int = 2, stays: int | None = None) -> list[tuple[int, str]]:
+def together(folder: Path, job: str, *, stays: int | None = None) -> list[tuple[int, str]]:
     """The exit code of `job` on each of two nodes, and what it wrote on stderr. The process `stays`, which stands still, is killed."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)]),
-        "OMP_NUM_THREADS": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "1",
-        "LOCAL_RANK": "0",
-    }
-    started = []
-    for rank in range(of):
-        own = folder / str(rank)
-        (own / "tmp").mkdir(parents=True)
-        command = [sys.executable, str(Path(__file__).with_name("nodes_together.py")), job, str(own)]
-        environment = common | {"RANK": str(rank), "TMPDIR": str(own / "tmp")}
-        started.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
-    found = []
-    try:
-        for rank, process in enumerate(started):
-            if rank == stays:
-                process.kill()
-            _, said = process.communicate(timeout=120)
-            found.append((process.returncode, "\n".join(line for line in said.splitlines() if ": " in line)))
-    finally:
-        for process in started:
-            process.kill()
-    return found
+    own = [folder / str(rank) for rank in range(2)]
+    for each in own:
+        (each / "tmp").mkdir(parents=True)
+    ended = run_two(
+        "nodes_together.py",
+        lambda rank: (job, str(own[rank])),
+        nodes=True,
+        environment=lambda rank: {"TMPDIR": str(own[rank] / "tmp")},
+        stays=stays,
+    )
+    return [(code, "\n".join(line for line in said.splitlines() if ": " in line)) for code, said in ended]
 
 
 def test_another_node_gets_what_the_main_process_made_and_leaves_nothing(tmp_path: Path) -> None:

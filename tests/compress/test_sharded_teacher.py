@@ -1,14 +1,10 @@
 """A teacher whose layers are cut over two processes, joined by Gloo."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from repository import ROOT
+from joined import run_two
 from test_distributed import together
 from trained_together import STEPS, summary, trained
 
@@ -19,23 +15,8 @@ from serve.errors import BadInput
 
 
 def test_a_cut_teacher_says_what_a_whole_one_does_and_each_process_holds_half_of_its_layers(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)]),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-    }  # fmt: skip
-    command = [sys.executable, str(Path(__file__).with_name("sharded_together.py")), str(tmp_path)]
-    started = [
-        subprocess.Popen(command, env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)
-    ]
-    try:
-        assert [process.wait(timeout=120) for process in started] == [0, 0]
-    finally:
-        for process in started:
-            process.kill()
+    ended = run_two("sharded_together.py", lambda rank: (str(tmp_path),))
+    assert [code for code, _ in ended] == [0, 0], ended
     for rank in range(2):
         found = json.loads((tmp_path / f"{rank}.json").read_text())
         assert set(found) == {*(f"{kind} fp32" for kind in FAMILIES), "bert bf16", "modernbert bf16"}

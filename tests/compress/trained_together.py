@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from encoders import VOCABULARY, encoder
+from joined import be_patient
 from sharded_together import bytes_held
 from torch import nn
 
@@ -90,6 +91,7 @@ def trained(
 
 
 def main() -> None:
+    be_patient()
     for job in sys.argv[2:]:
         name, method, dropout, *shard = job.split(":")
         folder = Path(sys.argv[1]) / (name if distributed.main() else "nothing is written here")

@@ -133,7 +133,7 @@ def test_a_checkpoint_of_questions_is_explained_profiled_and_exported_with_data_
     )  # fmt: skip
     assert shown.returncode == 0, shown.stderr
     document = face.profile(
-        [checkpoint, bundle], data=test, out=tmp_path / "timed", seconds=2.0, batches=(1,), lengths=(16,)
+        [checkpoint, bundle], data=test, out=tmp_path / "timed", seconds=0.2, batches=(1,), lengths=(16,)
     )  # fmt: skip
     assert {candidate["runtime"] for candidate in document["candidates"]} >= {"torch", "onnxruntime"}
     refused = (

@@ -5,10 +5,12 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
+from processes import started
 from repository import ROOT
 from safetensors.torch import load_file
 from small_task import examples, make_teacher
@@ -49,9 +51,7 @@ def test_two_processes_go_on_where_one_stopped_and_make_the_same_student(tmp_pat
     command += ["--teacher", str(teacher), "--corpus", str(corpus), "--out", str(tmp_path / "two"), "--json"]
     command += [word for name, value in SETTINGS.items() for word in (f"--{name}", str(value))]
     environment = os.environ | {"TMPDIR": str(scratch), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, *command], env=environment, timeout=240, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["checkpoint"] == str(tmp_path / "two")  # one of them speaks
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "scratch", "teacher", "text.txt", "two"]
@@ -78,22 +78,21 @@ def test_two_nodes_in_folders_of_their_own_make_the_student_of_one_process_with_
     commands = [
         [*launch, "--master-port", str(port), "--node-rank", str(node), "-m", "stillroom", *verb] for node in range(2)
     ]
-    started = [
-        subprocess.Popen(
-            [sys.executable, *command],
-            cwd=folder,
-            env=os.environ | {"TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for folder, command in zip(folders, commands, strict=False)
-    ]
-    try:
-        (said, _), (other, _) = [process.communicate(timeout=400) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0, 0]
+    with ExitStack() as stack:
+        both = [
+            stack.enter_context(
+                started(
+                    [sys.executable, *command],
+                    cwd=folder,
+                    env=os.environ | {"TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT)},
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for folder, command in zip(folders, commands, strict=False)
+        ]
+        (said, _), (other, _) = [process.communicate() for process in both]
+    assert [process.returncode for process in both] == [0, 0]
     assert json.loads(said)["checkpoint"] == str(folders[0] / "small")
     assert other == ""
     assert sorted(path.name for path in folders[1].iterdir()) == ["teacher", "text.txt", "tmp"]

@@ -8,11 +8,13 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 from interruptions import interrupted_at
+from processes import started
 
 from compress.engine import soft_labels
 from compress.engine.resumable_stages import TRAINING
@@ -50,7 +52,7 @@ QUICK += [
 def stillroom(*arguments: str | Path, **kwargs: object) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own."""
     command = [sys.executable, "-m", "stillroom", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, **kwargs)  # type: ignore[call-overload,no-any-return]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **kwargs)  # type: ignore[call-overload,no-any-return]
 
 
 @pytest.fixture(scope="module")
@@ -338,22 +340,22 @@ def test_every_method_ends_in_a_bundle_and_goes_on_after_a_kill(
 
 def kill_after_a_checkpoint(command: list[str | Path], work: Path) -> None:
     """Start `command` and kill it once a stage after the teacher has a checkpoint."""
-    first = subprocess.Popen(
-        [sys.executable, "-m", "stillroom", *map(str, command)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    kill_once(
+        command,
+        lambda: (
+            any(work.glob(f"distil*.partial/{TRAINING}/{CHECKPOINT}"))
+            or any(work.glob(f"undistilled.partial/{TRAINING}/{CHECKPOINT}"))
+        ),
     )
-    deadline = time.monotonic() + 300
 
-    def begun() -> bool:
-        found = [
-            *work.glob(f"distil*.partial/{TRAINING}/{CHECKPOINT}"),
-            *work.glob(f"undistilled.partial/{TRAINING}/{CHECKPOINT}"),
-        ]
-        return bool(found)
 
-    while not begun() and first.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.005)
-    first.send_signal(signal.SIGKILL)
-    assert first.wait() == -signal.SIGKILL, "it had ended before it could be killed"
+def kill_once(command: list[str | Path], begun: Callable[[], bool]) -> None:
+    """Start `command` and kill it once that is so."""
+    whole = [sys.executable, "-m", "stillroom", *map(str, command)]
+    with started(whole, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
+        while not begun() and first.poll() is None:
+            time.sleep(0.005)
+    assert first.returncode == -signal.SIGKILL, "it had ended before it could be killed"
 
 
 @pytest.mark.slow
@@ -362,17 +364,17 @@ def test_its_recipe_killed_and_resumed_ends_with_the_same_weights(
     made: tuple[Path, dict[str, float], list[str]], tmp_path: Path, stage: str
 ) -> None:
     out, _, _ = made
-    command = ["run", str(out / "recipe.toml"), "--out", str(tmp_path / "tiny"), "--checkpoint-seconds", "0.2"]
+    command: list[str | Path] = [
+        "run",
+        str(out / "recipe.toml"),
+        "--out",
+        str(tmp_path / "tiny"),
+        "--checkpoint-seconds",
+        "0.2",
+    ]
     (tmp_path / ".tiny.4194303.partial").mkdir()  # as a kill in the middle of packing leaves it
     checkpoint = tmp_path / "tiny.work" / f"{stage}.partial" / TRAINING / CHECKPOINT
-    first = subprocess.Popen(
-        [sys.executable, "-m", "stillroom", *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    deadline = time.monotonic() + 300
-    while not checkpoint.is_file() and first.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    first.send_signal(signal.SIGKILL)
-    assert first.wait() == -signal.SIGKILL, "it had ended before it could be killed"
+    kill_once(command, checkpoint.is_file)
     assert checkpoint.is_file(), "nothing was left to resume from"
     again = stillroom(*command)
     assert again.returncode == 0, again.stderr

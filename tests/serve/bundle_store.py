@@ -5,12 +5,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
 
 from patience import PATIENCE_S
+from processes import started
 from repository import ROOT
 
 CUT, DROPPED, HELD = "cut", "dropped", "held"
@@ -104,10 +105,10 @@ def bundle_store(root: Path) -> Iterator[BundleStore]:
             store.shutdown()
 
 
-def opening(url: str, **how: object) -> "subprocess.Popen[str]":
+def opening(url: str, **how: object) -> "AbstractContextManager[subprocess.Popen[str]]":
     """A process that opens the bundle at `url`, and prints its folder and its digest."""
-    return subprocess.Popen(
+    return started(
         [sys.executable, "-c", OPEN, url],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        **how,  # type: ignore[call-overload]
+        **how,
     )  # fmt: skip

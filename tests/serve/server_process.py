@@ -106,7 +106,7 @@ def serving(
             process.terminate()
             try:
                 process.wait(timeout=PATIENCE_S)
-            except subprocess.TimeoutExpired:
+            except BaseException:
                 process.kill()
                 raise
 
@@ -165,7 +165,11 @@ def running(*arguments: object) -> Iterator[tuple[str, subprocess.Popen[str]]]:
             yield url, process
         finally:
             process.terminate()
-            process.communicate(timeout=PATIENCE_S)
+            try:
+                process.communicate(timeout=PATIENCE_S)
+            except BaseException:
+                process.kill()
+                raise
 
 
 def wait_until_ready(client: httpx.Client) -> None:

@@ -63,7 +63,7 @@ def intents(count: int, seed: int) -> list[dict[str, Any]]:
 def stillroom(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """What `stillroom ARGUMENTS` ended in, in a process of its own, as its user types it."""
     command = [sys.executable, "-m", "stillroom", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 class Profiled(NamedTuple):

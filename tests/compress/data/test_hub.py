@@ -103,7 +103,7 @@ def stillroom(home: Path, hub: Hub, *arguments: str | Path) -> subprocess.Comple
     (home / "here").mkdir(exist_ok=True)
     return subprocess.run(
         [sys.executable, "-m", "stillroom", *map(str, arguments)],
-        cwd=home / "here", env=environment, capture_output=True, text=True, check=False, timeout=100,
+        cwd=home / "here", env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
 
 
@@ -199,7 +199,7 @@ def reading(home: Path, hub: Hub, revision: str) -> subprocess.CompletedProcess[
     }  # fmt: skip
     return subprocess.run(
         [sys.executable, "-c", READ, revision],
-        cwd=home, env=environment, capture_output=True, text=True, check=False, timeout=100,
+        cwd=home, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
 
 

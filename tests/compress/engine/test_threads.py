@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import started
 from repository import ROOT
 
 from compress.engine.threads import POLICY, SPINS, TRAINING_SPINS, busy_cores, training_spins, wait_for_work
@@ -40,13 +41,9 @@ class TestLibgompIsTold:
         assert spins_in(tmp_path, verb, *TRAINING[verb]) in (TRAINING_SPINS, 0)
 
     def test_a_busy_neighbour_is_seen(self) -> None:
-        busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-        try:
+        with started([sys.executable, "-c", "while True: pass"]):
             assert busy_cores(0.5) > 0.5
             assert training_spins() == 0
-        finally:
-            busy.kill()
-            busy.wait()
 
     def test_threads_of_another_verb_sleep_at_once(self, tmp_path: Path) -> None:
         assert spins_in(tmp_path, "export", "nowhere", "--out", "out") == 0

@@ -1,8 +1,6 @@
 """`label --with-url` against an endpoint that misbehaves in every way that one can."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import started
 from repository import ROOT
 from small_task import examples, write_rows
 
@@ -319,12 +318,10 @@ def test_killed_three_times_no_row_is_lost_or_doubled_and_no_answer_is_asked_for
             "--concurrency", "8", "--retries", "8", "--json",
         ]  # fmt: skip
         for part in (0.2, 0.5, 0.8):
-            process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            while len(endpoint.asked) < part * count:
-                assert process.poll() is None
-                time.sleep(0.005)
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
+            with started(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+                while len(endpoint.asked) < part * count:
+                    assert process.poll() is None
+                    time.sleep(0.005)
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)

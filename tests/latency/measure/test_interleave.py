@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 import pytest
 from patience import PATIENCE_S
+from processes import started
 
 from latency.candidates.candidate import Candidate
 from latency.measure import interleave
@@ -260,13 +261,14 @@ def test_a_worker_ends_by_itself_when_its_parent_is_killed(tiny_onnx: Path) -> N
         "import sys, time; from pathlib import Path; from latency.candidates.candidate import Candidate\n"
         "from latency.measure.interleave import Worker\n"
         "with Worker(Candidate('c', 'onnxruntime', 'fp32', Path(sys.argv[1]), 1)) as worker:\n"
-        "    worker.send_load([]); worker.receive(); print(worker.process.pid, flush=True); time.sleep(60)\n"
+        "    worker.send_load([]); worker.receive(); print(worker.process.pid, flush=True); time.sleep(600)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", program, tiny_onnx], stdout=subprocess.PIPE, text=True) as parent:
+    with started([sys.executable, "-c", program, tiny_onnx], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout
         worker_pid = int(parent.stdout.readline())
         assert _alive(worker_pid)
         parent.kill()
+        parent.wait()
     deadline_s = time.monotonic() + PATIENCE_S
     while _alive(worker_pid) and time.monotonic() < deadline_s:
         time.sleep(0.05)

@@ -5,7 +5,6 @@ import os
 import random
 import resource
 import shutil
-import signal
 import stat
 import sys
 import time
@@ -212,13 +211,14 @@ def test_a_url_whose_last_bundle_is_known_is_not_asked_again(
 
 def test_two_processes_fetch_a_bundle_once(store: BundleStore, cache: Path) -> None:
     store.spoiled = {MODEL: [HELD]}
-    both = [opening(store.url("ner")), opening(store.url("ner"))]
-    assert store.holding.wait(PATIENCE_S)
-    while store.count("manifest.json") < 2:
-        assert all(process.poll() is None for process in both)
-        time.sleep(0.01)
-    store.held.set()
-    said = [process.communicate(timeout=PATIENCE_S) for process in both]
+    with opening(store.url("ner")) as one, opening(store.url("ner")) as other:
+        both = (one, other)
+        assert store.holding.wait(PATIENCE_S)
+        while store.count("manifest.json") < 2:
+            assert all(process.poll() is None for process in both)
+            time.sleep(0.01)
+        store.held.set()
+        said = [process.communicate(timeout=PATIENCE_S) for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     assert len({out for out, _ in said}) == 1
     assert (store.count(MODEL), store.count("tokenizer.json")) == (1, 1)
@@ -226,11 +226,9 @@ def test_two_processes_fetch_a_bundle_once(store: BundleStore, cache: Path) -> N
 
 def test_what_a_killed_process_left_is_never_used(store: BundleStore, cache: Path) -> None:
     store.spoiled = {"tokenizer.json": [HELD]}
-    process = opening(store.url("ner"))
-    assert store.holding.wait(PATIENCE_S)
-    assert [name.endswith(".partial") for name in left(cache)] == [True]
-    process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=PATIENCE_S)
+    with opening(store.url("ner")):
+        assert store.holding.wait(PATIENCE_S)
+        assert [name.endswith(".partial") for name in left(cache)] == [True]
     assert len(left(cache)) == 1
     store.held.set()
     bundle = open_bundle(store.url("ner"))
@@ -241,8 +239,8 @@ def test_a_disk_without_room_is_named(store: BundleStore, cache: Path) -> None:
     def little() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 
-    process = opening(store.url("ner"), preexec_fn=little)
-    said = process.communicate(timeout=PATIENCE_S)[1]
+    with opening(store.url("ner"), preexec_fn=little) as process:
+        said = process.communicate(timeout=PATIENCE_S)[1]
     assert "there is no room for its" in said
     assert "make room, or set STILLROOM_CACHE to another folder" in said
     assert left(cache) == []

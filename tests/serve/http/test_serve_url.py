@@ -13,6 +13,7 @@ import psutil
 import pytest
 from bundle_store import CUT, HELD, BundleStore, bundle_store
 from patience import PATIENCE_S
+from processes import started
 from repository import ROOT
 from server_process import Server, serving, until
 
@@ -135,7 +136,7 @@ def test_a_server_that_is_stopped_while_it_fetches_ends_and_leaves_no_bundle(
 ) -> None:
     store.spoiled = {"model.onnx": [how] * 9}
     command = [sys.executable, "-m", "serve", store.url("ner"), "--port", "0"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with started(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         until(lambda: store.count("model.onnx") > 0)
         process.terminate()
         _, said = process.communicate(timeout=PATIENCE_S)

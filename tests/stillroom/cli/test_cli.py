@@ -529,7 +529,7 @@ def test_ctrl_c_while_the_program_is_loaded_is_no_traceback(module: str, tmp_pat
     done = subprocess.run(
         [sys.executable, "-m", "stillroom", "serve", "nowhere"],
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 130
     assert done.stdout == ""

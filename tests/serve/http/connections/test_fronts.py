@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 from patience import PATIENCE_S
+from processes import started
 from prometheus_client.parser import text_string_to_metric_families
 from repository import ROOT
 from server_process import Server, closed, read_answer, request, serving, until
@@ -197,13 +198,13 @@ def test_a_front_that_was_ended_by_itself_is_replaced_too(entities_bundle: Path)
 
 def test_a_server_that_is_stopped_while_it_starts_ends_without_an_error(entities_bundle: Path) -> None:
     command = [sys.executable, "-m", "serve", str(entities_bundle), "--port", "0", "--linger-s", "0", *TWO]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with started(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         below = psutil.Process(process.pid)
         until(lambda: bool(below.children()))
         fronts_of_it = below.children()
         process.terminate()
         assert process.wait(PATIENCE_S) == 0
-        assert "Traceback" not in process.stderr.read()  # type: ignore[union-attr]
+        assert "Traceback" not in process.stderr.read()
         assert not psutil.wait_procs(fronts_of_it, timeout=PATIENCE_S)[1]
 
 

@@ -17,6 +17,7 @@ import psutil
 import pytest
 from lookup_bundles import city_table, write_bundle, write_manifest
 from patience import PATIENCE_S
+from processes import started
 from repository import ROOT
 
 from serve.errors import BadInput
@@ -124,14 +125,10 @@ def test_what_is_to_be_noted_of_a_bundle_is_told_once_and_not_by_each_process(tm
 
 def killed(bundle: Path, given: Path, out: Path, beyond_bytes: int) -> bool:
     """Starts the command and kills it once the output is longer than that; False when it ended before."""
-    with subprocess.Popen(
-        command(bundle, "--input", given, "--output", out), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:  # fmt: skip
-        try:
-            while process.poll() is None and (not out.exists() or out.stat().st_size <= beyond_bytes):
-                time.sleep(0.001)
-        finally:
-            process.kill()
+    arguments = command(bundle, "--input", given, "--output", out)
+    with started(arguments, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None and (not out.exists() or out.stat().st_size <= beyond_bytes):
+            time.sleep(0.001)
     return process.returncode == -signal.SIGKILL
 
 
@@ -373,7 +370,7 @@ def test_a_full_disk_is_one_message_and_no_traceback(cities: Path, tmp_path: Pat
 def test_a_reader_that_goes_is_one_message_and_no_traceback(cities: Path, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("rome\n" * 20_000)
     arguments = command(cities, "--input", tmp_path / "in.txt", "--output", "-")
-    with subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with started(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout
         assert process.stderr
         process.stdout.readline()
@@ -391,17 +388,12 @@ def slow_job(tmp_path: Path, cities: Path) -> Iterator[tuple[subprocess.Popen[st
     """A job under way, with the processes that compute for it."""
     job = Annotation(cities, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     job.input.write_text(many_rows(SLOW_ROWS))
-    with subprocess.Popen(
-        [*command(cities, "--input", job.input, "--output", job.output), "--processes", "2"],
-        cwd=ROOT, stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        try:
-            while not job.output.exists() or job.output.stat().st_size == 0:
-                assert process.poll() is None, process.communicate()
-                time.sleep(0.001)
-            yield process, job, psutil.Process(process.pid).children()
-        finally:
-            process.kill()
+    arguments = [*command(cities, "--input", job.input, "--output", job.output), "--processes", "2"]
+    with started(arguments, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        while not job.output.exists() or job.output.stat().st_size == 0:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.001)
+        yield process, job, psutil.Process(process.pid).children()
 
 
 def test_a_process_that_dies_costs_no_row(
@@ -410,7 +402,7 @@ def test_a_process_that_dies_costs_no_row(
     process, job, workers = slow_job
     assert len(workers) == 2
     workers[0].kill()
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, said
     assert "died with status -9; starting another" in said
     found = lines(job.output)

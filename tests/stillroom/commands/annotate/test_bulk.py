@@ -1,6 +1,5 @@
 """`stillroom annotate` over a folder: parts of each input, made once."""
 
-import contextlib
 import datetime
 import gzip
 import hashlib
@@ -11,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import pyarrow as pa
 import pytest
 from lookup_bundles import city_table, write_bundle, write_vectors_bundle
 from patience import PATIENCE_S
+from processes import started
 from pyarrow import parquet
 
 from serve.errors import BadInput
@@ -290,18 +291,11 @@ def test_what_becomes_a_folder_of_parts(inputs: Path, tmp_path: Path) -> None:
     assert not bulk("-", "-")
 
 
-@contextlib.contextmanager
-def started(bundle: Path, given: Path, out: Path, *more: str) -> "Iterator[subprocess.Popen[str]]":
-    """The command with parts of 50 rows, and with one process. At the end of the block it is killed, and its worker ends with it."""
+def running(bundle: Path, given: Path, out: Path, *more: str) -> "AbstractContextManager[subprocess.Popen[str]]":
+    """The command with parts of 50 rows, and with one process."""
     command = [sys.executable, "-m", "stillroom", "annotate", str(bundle), "--input", str(given), "--output", str(out)]
     command += ["--part-rows", "50", "--processes", "1", *more]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-            process.kill()
-            assert not psutil.wait_procs(below, timeout=PATIENCE_S)[1]
+    return started(command, stderr=subprocess.PIPE, text=True)
 
 
 def wait_until(there: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
@@ -332,7 +326,7 @@ def test_a_rerun_after_kills_and_ctrl_c_ends_with_the_same_bytes(slow: Path, tmp
     annotate_files(settings_of(slow, given, tmp_path / "undisturbed", part_rows=50))
     out.mkdir()  # otherwise one file is the output of one file
 
-    with started(slow, given, out) as driver:
+    with running(slow, given, out) as driver:
         wait_for_parts(out, 2, driver)
         workers = [each for each in psutil.Process(driver.pid).children() if "spawn_main" in " ".join(each.cmdline())]
         workers[0].kill()  # is replaced
@@ -343,7 +337,7 @@ def test_a_rerun_after_kills_and_ctrl_c_ends_with_the_same_bytes(slow: Path, tmp
         _, alive = psutil.wait_procs(workers, timeout=PATIENCE_S)
         assert not alive
 
-    with started(slow, given, out) as driver:
+    with running(slow, given, out) as driver:
         wait_for_parts(out, 8, driver)
         driver.send_signal(signal.SIGINT)
         said = driver.communicate(timeout=PATIENCE_S)[1]
@@ -351,7 +345,7 @@ def test_a_rerun_after_kills_and_ctrl_c_ends_with_the_same_bytes(slow: Path, tmp
         assert not list(out.glob(".*.partial"))
         assert not json.loads((out / MANIFEST).read_bytes())["complete"]
 
-    with started(slow, given, out) as driver:
+    with running(slow, given, out) as driver:
         said = driver.communicate(timeout=PATIENCE_S)[1]
         assert driver.returncode == 0, said
         assert " that were there of 1 file by " in said
@@ -374,12 +368,12 @@ def test_a_run_that_is_killed_within_each_part_gets_on_and_ends_with_the_same_by
 
     for _ in range(2):
         before = batches_in(out)
-        with started(*run) as driver:
+        with running(*run) as driver:
             wait_until(partial(is_beyond, out, before), driver)
         assert not parts_of(out, given.name)
         with unfinished(out).open("ab") as file:
             file.write(b'[["half a')  # of a line, as a kill leaves it
-    with started(*run) as driver:
+    with running(*run) as driver:
         said = driver.communicate(timeout=PATIENCE_S)[1]
     assert driver.returncode == 0, said
     assert digests(out) == digests(tmp_path / "undisturbed")
@@ -390,7 +384,7 @@ def test_a_restart_uses_no_answers_of_a_part_that_was_begun(slow: Path, tmp_path
     given.write_text(f"{SLOW_TEXT}\n" * 250, encoding="utf-8")
     out.mkdir()
     for restart in (False, True):
-        with started(slow, given, out, "--part-rows", "250", *(["--restart"] * restart)) as driver:
+        with running(slow, given, out, "--part-rows", "250", *(["--restart"] * restart)) as driver:
             wait_until(partial(is_beyond, out, 0), driver)
         begun = unfinished(out).read_bytes()
         assert b"rome" in begun

@@ -16,6 +16,8 @@ from socket import socket
 import psutil
 import pytest
 from lookup_bundles import city_table, write_bundle
+from patience import PATIENCE_S
+from processes import started
 from repository import ROOT
 from test_bulk import digests, parts_of, settings_of, write_inputs
 
@@ -63,12 +65,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     }
     patched = pytest.MonkeyPatch()
     patched.setattr("ray._private.ray_constants.ENABLE_RAY_CLUSTER", False)
-    with subprocess.Popen(
-        [sys.executable, "-c", CLUSTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
+    command = [sys.executable, "-c", CLUSTER]
+    with started(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         yield process.stdout.readline().strip()
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE_S)
     patched.undo()
 
 
@@ -84,7 +85,7 @@ def test_the_parts_are_those_of_one_machine_though_an_actor_is_killed(slow: Path
     out, killed = tmp_path / "out", []
 
     def kill_an_actor() -> None:
-        until = time.monotonic() + 120
+        until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until and len(parts_of(out, "many.txt")) < 3:
             time.sleep(0.01)
         found = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
@@ -235,13 +236,9 @@ def test_a_local_cluster_is_on_loopback_and_ends_with_the_command(slow: Path, tm
     command = [sys.executable, "-m", "stillroom", "annotate", str(slow), "--ray", "local", "--json", "--processes", "1"]
     command += ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out"), "--part-rows", "20"]
     environment = os.environ | {"HOME": str(tmp_path)}  # where Ray keeps the token of the cluster
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as driver:
-        until = time.monotonic() + 120
+    with started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as driver:
         while not list((tmp_path / "out").glob("*.jsonl")):
             assert driver.poll() is None, driver.communicate()
-            assert time.monotonic() < until
             time.sleep(0.05)
         processes = psutil.Process(driver.pid).children(recursive=True)
         listening = {
@@ -250,9 +247,9 @@ def test_a_local_cluster_is_on_loopback_and_ends_with_the_command(slow: Path, tm
             for each in process.net_connections("inet")
             if each.status == psutil.CONN_LISTEN
         }
-        said, told = driver.communicate(timeout=300)
+        said, told = driver.communicate()
     assert listening
     assert {ip for ip in listening if not ip.removeprefix("::ffff:").startswith("127.") and ip != "::1"} == set()
     assert driver.returncode == 0, told
     assert json.loads(said)["rows"] == 400
-    assert not psutil.wait_procs(processes, timeout=60)[1]
+    assert not psutil.wait_procs(processes, timeout=PATIENCE_S)[1]

@@ -8,6 +8,7 @@ from typing import Any
 
 import psutil
 import pytest
+from patience import PATIENCE_S
 
 from serve.text.answers import AnswerOptions
 from stillroom.commands.annotate.bulk import workers
@@ -20,11 +21,11 @@ def test_a_worker_that_is_started_again_forgets_the_process_that_died(tmp_path: 
     job = Job("", "", "", 1, "cpu", Columns(), AnswerOptions(), None, "stop", 5, str(tmp_path))
     worker = LocalWorker(job)
     try:
-        died = worker.start().result(60).pid
+        died = worker.start().result(PATIENCE_S).pid
         os.kill(died, signal.SIGKILL)
         ready = worker.start()
         assert worker._pid != died  # `end` kills it, and by then another program may have this number
-        now = ready.result(60).pid
+        now = ready.result(PATIENCE_S).pid
     finally:
         worker.end()
     assert not psutil.pid_exists(now)

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from patience import PATIENCE_S
+from processes import started
 from small_profiles import Models
 
 from stillroom.commands.profile.run import UNENDED
@@ -25,12 +25,13 @@ profile_models([Path(sys.argv[1])], settings, out=Path(sys.argv[2]), command="pr
 
 def test_what_was_measured_before_an_interrupt_is_in_the_report(models: Models, tmp_path: Path) -> None:
     out = tmp_path / "timings"
-    profiling = subprocess.Popen([sys.executable, "-c", PROFILE, str(models.fast), str(out)], stderr=subprocess.PIPE)
-    until_s = time.monotonic() + PATIENCE_S
-    while not (out / "table.md").is_file() and time.monotonic() < until_s:  # the last of the three
-        time.sleep(0.01)
-    profiling.send_signal(signal.SIGINT)
-    _, said = profiling.communicate()
+    command = [sys.executable, "-c", PROFILE, str(models.fast), str(out)]
+    with started(command, stderr=subprocess.PIPE) as profiling:
+        while not (out / "table.md").is_file():  # the last of the three
+            assert profiling.poll() is None, profiling.communicate()
+            time.sleep(0.01)
+        profiling.send_signal(signal.SIGINT)
+        _, said = profiling.communicate()
     assert b"KeyboardInterrupt" in said
     assert sorted(file.name for file in out.iterdir()) == ["report.html", "report.json", "table.md"]
     document = json.loads((out / "report.json").read_text(encoding="utf-8"))
