@@ -352,8 +352,9 @@ def test_finetune_refuses_before_it_writes(
     tiny_teacher: Path, classifier: Path, task_data: Path, corpus: Path, tmp_path: Path
 ) -> None:
     cased = shutil.copytree(classifier, tmp_path / "cased")
-    settings = json.loads((cased / "tokenizer_config.json").read_text(encoding="utf-8"))
-    (cased / "tokenizer_config.json").write_text(json.dumps(settings | {"do_lower_case": False}), encoding="utf-8")
+    said = json.loads((cased / "tokenizer.json").read_text(encoding="utf-8"))
+    said["normalizer"]["lowercase"] = False
+    (cased / "tokenizer.json").write_text(json.dumps(said), encoding="utf-8")
     for wrong, message in (
         (
             {"teacher": str(tiny_teacher)},
