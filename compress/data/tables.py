@@ -62,16 +62,18 @@ def table_rows(lines: Iterable[str], separator: str) -> Iterator[TableRow]:
 def _swallows_rows(lines: Sequence[str], separator: str, width: int, cells: Sequence[str]) -> bool:
     """Whether each of the lines that were read as one row of `cells` is a row of its own, of `width` fields.
 
-    In a text of several lines that is chance. So between commas no field may be empty or have a blank around it, as parts of a
-    sentence have, and beside the text fields must look like those of the row: numbers, or words that begin with the same case. Only
-    the row itself decides, so that it is read alike from wherever the reading begins.
+    Between tabs that is never chance. Between commas it may be, in a text of several lines: so no field may be empty or have a blank
+    around it, as parts of a sentence have, and beside the text fields must look like those of the row: numbers, or words that begin
+    with the same case. Only the row itself decides, so that it is read alike from wherever the reading begins.
     """
     if len(lines) < 2 or width < 2 or len(cells) != width:
         return False
     rows = [line.rstrip("\r\n").split(separator) for line in lines]
     if any(len(row) != width for row in rows):
         return False
-    if separator != "\t" and not all(field and field == field.strip() for row in rows for field in row):
+    if separator == "\t":
+        return True
+    if not all(field and field == field.strip() for row in rows for field in row):
         return False
     opened = next((place for place, field in enumerate(rows[0]) if field.startswith('"')), 0)
     beside = [place for place in range(width) if place != opened]
@@ -79,7 +81,7 @@ def _swallows_rows(lines: Sequence[str], separator: str, width: int, cells: Sequ
 
 
 def _shape(value: str) -> tuple[bool, bool, bool]:
-    return value.replace(".", "", 1).isdigit(), " " in value, value[:1].isupper()
+    return value.removeprefix("-").replace(".", "", 1).isdigit(), " " in value, value[:1].isupper()
 
 
 def _below(lines: int) -> str:

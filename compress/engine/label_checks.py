@@ -107,7 +107,7 @@ def _as_seen(label: str) -> str:
     kinds = {"Cf": "", "Pd": "-", "Pi": "'", "Pf": "'"}
     letters = unicodedata.normalize("NFKC", label).replace("\ufe0f", "")
     seen = "".join(kinds.get(unicodedata.category(each), each) for each in letters)
-    return f"{float(seen):g}" if NUMBER.fullmatch(seen) else _folded(seen)
+    return f"{float(seen):.17g}" if NUMBER.fullmatch(seen) else _folded(seen)
 
 
 def _listed(groups: Sequence[Sequence[str]], counts: Counter[str], shown: Callable[[str], str]) -> str:

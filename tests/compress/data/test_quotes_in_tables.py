@@ -49,6 +49,7 @@ def test_texts_with_quotes_and_line_ends_are_read_as_they_are_meant(tmp_path: Pa
         ('"ends so \\"",pos\nb,neg\n"c d",pos\n', "goes on behind a quote 2 lines below"),
         ('"a quoted start,pos\nb,neg\nends so",neg\n', "so that 3 rows would be read as one"),
         ('",pos\n",neg\n', "so that 2 rows would be read as one"),
+        ('"I like it,1\nfine,0\nAll is well",-1\n', "so that 3 rows would be read as one"),
         ('"left open,pos\nb,neg\n', "has a quote that is not closed before the end of the file"),
     ],
 )

@@ -68,6 +68,7 @@ def test_labels_that_look_the_same_are_told_with_what_cannot_be_seen() -> None:
     (said,) = warnings(["1", "2"], ["1.0"], ["2"])[:1]
     assert "'1' (1) and '1.0' (1)" in said
     assert warnings(["1", "10"], ["1"], ["10"]) == []
+    assert warnings(["10121000", "10121005"], ["10121000"], ["10121005"]) == []
 
 
 @pytest.mark.parametrize(
