@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -315,7 +316,7 @@ def label_faults(labels: Sequence[str]) -> Iterator[str]:
     """Why no bundle can have these `labels` of logits; nothing if one can."""
     if not labels:
         yield "labels are missing"
-    if twice := sorted({label for label in labels if labels.count(label) > 1}):
+    if twice := sorted(label for label, count in Counter(labels).items() if count > 1):
         yield f"the label {twice[0]!r} stands for several numbers of the model"
 
 

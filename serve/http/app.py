@@ -27,7 +27,7 @@ from serve.http.connections.fronts import Fronts
 from serve.http.connections.graceful_shutdown import CUT_OFF_S, LEAVE_S, Server
 from serve.http.connections.limits import Watch
 from serve.http.connections.sockets import is_loopback, listening, openable_connections, surviving_hangup
-from serve.http.connections.tls import Tls
+from serve.http.connections.tls import Tls, tls_context
 from serve.http.middleware import RequestMiddleware, on_http_exception, on_stillroom_error
 from serve.http.service import Service, in_a_thread
 from serve.http.v2.routes import routes as v2_routes
@@ -344,7 +344,8 @@ async def read_again(file: Path | None, counts: MakeCounts, access: Access, tls:
 
     async def certificate() -> None:
         try:
-            await in_a_thread(tls.read_again, READ_S)
+            # The thread of a read that took too long goes on, and must not undo a later one: so it sets nothing itself.
+            tls.context = await in_a_thread(partial(tls_context, tls.settings), READ_S)
         except (BadInput, TimeoutError) as error:
             log.error("the certificate stays as it was: %s", error)
 

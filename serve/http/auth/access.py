@@ -26,7 +26,7 @@ class Access:
     ) -> None:
         self.keyring = keyring or Keyring()
         self.origins = origins or Origins()
-        self.hosts = frozenset(map(str.lower, hosts))
+        self.hosts = frozenset(host.lower().rstrip(".") for host in hosts)
         self.open_paths = OPEN_PATHS | ({"/metrics"} if open_metrics else set())
 
     def check_host(self, headers: Mapping[bytes, bytes]) -> None:

@@ -372,12 +372,13 @@ class Connection(asyncio.Protocol):
                 self._parser.feed_data(rest)
                 return
             except httptools.HttpParserUpgrade as upgrade:
-                version = self._parser.get_http_version().encode()
-                line = b"%s %s HTTP/%s" % (self._parser.get_method(), self._url, version)
-                headers = [b"%s: %s" % header for header in self._headers if header[0] != b"upgrade"]
-                self._parser = self._new_parser()
-                self._parser.feed_data(b"\r\n".join([line, *headers, b"", b""]))
                 rest = rest[upgrade.args[0] :]
+            # Not within the handler: its exception would take the place of that of a callback, which says what is wrong.
+            version = self._parser.get_http_version().encode()
+            line = b"%s %s HTTP/%s" % (self._parser.get_method(), self._url, version)
+            headers = [b"%s: %s" % header for header in self._headers if header[0] != b"upgrade"]
+            self._parser = self._new_parser()
+            self._parser.feed_data(b"\r\n".join([line, *headers, b"", b""]))
 
     def _new_parser(self) -> httptools.HttpRequestParser:
         parser = httptools.HttpRequestParser(self)

@@ -5,6 +5,7 @@ import os
 import re
 import ssl
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -24,12 +25,8 @@ class Tls:
     """
 
     def __init__(self, settings: ServeSettings) -> None:
-        self._settings = settings
+        self.settings = settings
         self.context = tls_context(settings)
-
-    def read_again(self) -> None:
-        """Makes a context of the files as they are now. BadInput leaves the present one."""
-        self.context = tls_context(self._settings)
 
 
 def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:
@@ -63,8 +60,11 @@ def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:
 
 def warn_of_dates(file: Path) -> None:
     """Logs a warning for each certificate in `file`, which OpenSSL has read, that is not valid now."""
+    text = ""
+    with suppress(OSError):  # it was replaced meanwhile
+        text = file.read_text("latin-1") if file.is_file() else ""  # a pipe has been read to its end
     now = datetime.now(UTC)
-    for block in re.findall(f"{ssl.PEM_HEADER}.+?{ssl.PEM_FOOTER}", file.read_text("latin-1"), re.DOTALL):
+    for block in re.findall(f"{ssl.PEM_HEADER}.+?{ssl.PEM_FOOTER}", text, re.DOTALL):
         try:
             begin, end = validity(ssl.PEM_cert_to_DER_cert(block))
         except (ValueError, IndexError, StopIteration):  # OpenSSL is more lenient

@@ -316,7 +316,7 @@ def test_a_server_that_others_reach_without_a_key_says_so_once(
 
 
 def test_a_server_on_the_loopback_without_keys_answers_only_for_its_own_names(entities_bundle: Path) -> None:
-    with serving(entities_bundle, "--allow-host", "NER.example") as server:
+    with serving(entities_bundle, "--allow-host", "NER.example.") as server:
         for host in (
             "localhost",
             "LOCALHOST:80",

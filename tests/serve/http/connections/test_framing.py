@@ -202,6 +202,7 @@ def test_nothing_is_read_after_connect(server: Server) -> None:
     ("version", "hosts", "status"),
     [
         ("1.1", "", 400),
+        ("1.1", "Connection: Upgrade\r\nUpgrade: h2c\r\n", 400),
         ("1.1", "Host: localhost\r\nHost: localhost\r\n", 400),
         ("1.0", "Host: localhost\r\nhost: elsewhere\r\n", 400),
         ("1.1", "Host: local host\r\n", 400),

@@ -6,13 +6,14 @@ import signal
 import socket
 import ssl
 import subprocess
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
 import pytest
 from patience import PATIENCE_S
-from server_process import closed, serving, until
+from server_process import Server, closed, serving, until
 
 from serve.errors import BadInput
 from serve.http.connections.tls import tls_context
@@ -182,16 +183,51 @@ def test_a_certificate_is_renewed_while_the_file_of_keys_hangs_and_requests_are_
             shutil.copy(folder / f"next.{kind}", tmp_path / f"now.{kind}")
         os.kill(server.process.pid, signal.SIGHUP)
 
-        def shown() -> str:
-            with (
-                socket.create_connection(server.address, timeout=PATIENCE_S) as connection,
-                trusting.wrap_socket(connection, server_hostname="127.0.0.1") as secured,
-            ):
-                return str(secured.getpeercert())
-
-        until(lambda: "'next'" in shown())
+        until(lambda: "'next'" in shown(server, trusting))
         assert asked(server.url, trusting, "/readyz") == 200
         until(lambda: "keys stay as they were: it took longer than 10 s" in " ".join(server.log()))
+
+
+def test_a_key_that_was_read_too_slowly_takes_no_renewed_certificate_away(
+    entities_bundle: Path, folder: Path, trusting: ssl.SSLContext, tmp_path: Path
+) -> None:
+    for kind in ("pem", "key"):
+        shutil.copy(folder / f"server.{kind}", tmp_path / f"now.{kind}")
+    files = ["--tls-cert", tmp_path / "now.pem", "--tls-key", tmp_path / "now.key"]
+    with serving(entities_bundle, *files, said="https://", ready=False) as server:
+        until(lambda: asked(server.url, trusting, "/readyz") == 200)
+        (tmp_path / "now.key").unlink()
+        os.mkfifo(tmp_path / "now.key")
+        os.kill(server.process.pid, signal.SIGHUP)
+        with (tmp_path / "now.key").open("wb") as slow:
+            until(lambda: "the certificate stays as it was: it took longer" in " ".join(server.log()))
+            (tmp_path / "now.key").rename(tmp_path / "slow.key")
+            for kind in ("pem", "key"):
+                shutil.copy(folder / f"next.{kind}", tmp_path / f"now.{kind}")
+            os.kill(server.process.pid, signal.SIGHUP)
+            until(lambda: "'next'" in shown(server, trusting))
+            slow.write((folder / "server.key").read_bytes())
+        until(lambda: not any(link.endswith("slow.key") for link in open_files(server.process.pid)))
+        for _ in range(20):
+            assert "'next'" in shown(server, trusting)
+
+
+def shown(server: Server, trusting: ssl.SSLContext) -> str:
+    """The certificate that a new connection gets."""
+    with (
+        socket.create_connection(server.address, timeout=PATIENCE_S) as connection,
+        trusting.wrap_socket(connection, server_hostname="127.0.0.1") as secured,
+    ):
+        return str(secured.getpeercert())
+
+
+def open_files(pid: int) -> list[str]:
+    """The files that a process has open."""
+    found = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # it was closed meanwhile
+            found.append(os.readlink(link))
+    return found
 
 
 def test_files_that_do_not_fit_after_sighup_change_nothing(
