@@ -39,6 +39,7 @@ def test_every_form_of_a_file_gives_the_same_questions(tmp_path: Path) -> None:
     forms: dict[str, list[dict[str, Any]]] = {
         "places": [{"start": 22, "end": 26}],
         "wide": [{"start": 21, "end": 26}],  # white space around it is no part of it
+        "own-text": [{"start": 21, "end": 26, "text": "Oslo"}, {"start": 22, "end": 26, "text": ""}],
         "squad": [OSLO, OSLO],
         "hub": {"text": ["Oslo"], "answer_start": [22]},  # type: ignore[dict-item]
     }

@@ -145,8 +145,7 @@ def test_a_slow_head_is_cut_off_behind_tls_too(entities_bundle: Path, folder: Pa
 def test_a_renewed_certificate_is_used_after_sighup_whatever_became_of_the_keys(
     entities_bundle: Path, folder: Path, trusting: ssl.SSLContext, tmp_path: Path
 ) -> None:
-    for kind in ("pem", "key"):
-        shutil.copy(folder / f"server.{kind}", tmp_path / f"now.{kind}")
+    put(folder, "server", tmp_path)
     keys = tmp_path / "keys"
     keys.write_text(f"alice:{'a' * 32}\n")
     files = ["--tls-cert", tmp_path / "now.pem", "--tls-key", tmp_path / "now.key", "--keys", keys]
@@ -160,8 +159,7 @@ def test_a_renewed_certificate_is_used_after_sighup_whatever_became_of_the_keys(
 
         assert "'server'" in shown()
         until(lambda: asked(server.url, trusting, "/readyz") == 200)
-        for kind in ("pem", "key"):
-            shutil.copy(folder / f"next.{kind}", tmp_path / f"now.{kind}")
+        put(folder, "next", tmp_path)
         keys.write_text("nonsense\n")
         os.kill(server.process.pid, signal.SIGHUP)
         until(lambda: "'next'" in shown())
@@ -170,8 +168,7 @@ def test_a_renewed_certificate_is_used_after_sighup_whatever_became_of_the_keys(
 def test_a_certificate_is_renewed_while_the_file_of_keys_hangs_and_requests_are_answered(
     entities_bundle: Path, folder: Path, trusting: ssl.SSLContext, tmp_path: Path
 ) -> None:
-    for kind in ("pem", "key"):
-        shutil.copy(folder / f"server.{kind}", tmp_path / f"now.{kind}")
+    put(folder, "server", tmp_path)
     keys = tmp_path / "keys"
     keys.write_text("alice:0123456789abcdef\n")
     files = ["--tls-cert", tmp_path / "now.pem", "--tls-key", tmp_path / "now.key", "--keys", keys]
@@ -179,8 +176,7 @@ def test_a_certificate_is_renewed_while_the_file_of_keys_hangs_and_requests_are_
         until(lambda: asked(server.url, trusting, "/readyz") == 200)
         keys.unlink()
         os.mkfifo(keys)  # nobody writes to it
-        for kind in ("pem", "key"):
-            shutil.copy(folder / f"next.{kind}", tmp_path / f"now.{kind}")
+        put(folder, "next", tmp_path)
         os.kill(server.process.pid, signal.SIGHUP)
 
         until(lambda: "'next'" in shown(server, trusting))
@@ -191,8 +187,7 @@ def test_a_certificate_is_renewed_while_the_file_of_keys_hangs_and_requests_are_
 def test_a_key_that_was_read_too_slowly_takes_no_renewed_certificate_away(
     entities_bundle: Path, folder: Path, trusting: ssl.SSLContext, tmp_path: Path
 ) -> None:
-    for kind in ("pem", "key"):
-        shutil.copy(folder / f"server.{kind}", tmp_path / f"now.{kind}")
+    put(folder, "server", tmp_path)
     files = ["--tls-cert", tmp_path / "now.pem", "--tls-key", tmp_path / "now.key"]
     with serving(entities_bundle, *files, said="https://", ready=False) as server:
         until(lambda: asked(server.url, trusting, "/readyz") == 200)
@@ -202,14 +197,19 @@ def test_a_key_that_was_read_too_slowly_takes_no_renewed_certificate_away(
         with (tmp_path / "now.key").open("wb") as slow:
             until(lambda: "the certificate stays as it was: it took longer" in " ".join(server.log()))
             (tmp_path / "now.key").rename(tmp_path / "slow.key")
-            for kind in ("pem", "key"):
-                shutil.copy(folder / f"next.{kind}", tmp_path / f"now.{kind}")
+            put(folder, "next", tmp_path)
             os.kill(server.process.pid, signal.SIGHUP)
             until(lambda: "'next'" in shown(server, trusting))
             slow.write((folder / "server.key").read_bytes())
         until(lambda: not any(link.endswith("slow.key") for link in open_files(server.process.pid)))
         for _ in range(20):
             assert "'next'" in shown(server, trusting)
+
+
+def put(folder: Path, name: str, there: Path) -> None:
+    """Puts a certificate and its key where the server looks for them."""
+    for kind in ("pem", "key"):
+        shutil.copy(folder / f"{name}.{kind}", there / f"now.{kind}")
 
 
 def shown(server: Server, trusting: ssl.SSLContext) -> str:
@@ -233,8 +233,7 @@ def open_files(pid: int) -> list[str]:
 def test_files_that_do_not_fit_after_sighup_change_nothing(
     entities_bundle: Path, folder: Path, trusting: ssl.SSLContext, tmp_path: Path
 ) -> None:
-    for kind in ("pem", "key"):
-        shutil.copy(folder / f"server.{kind}", tmp_path / f"now.{kind}")
+    put(folder, "server", tmp_path)
     files = ["--tls-cert", tmp_path / "now.pem", "--tls-key", tmp_path / "now.key"]
     with serving(entities_bundle, *files, said="https://", ready=False) as server:
         until(lambda: asked(server.url, trusting, "/readyz") == 200)
