@@ -24,11 +24,12 @@ test-slow: $(INSTALLED)  ## whole runs, kills and resumes included
 test-gpu: $(INSTALLED)  ## tests that need CUDA; they are skipped, with a reason, where there is none
 	$(BIN)/python -m pytest -m gpu
 
-check: $(INSTALLED)  ## lint, formatting, types, and which folder may import which
+check: $(INSTALLED)  ## lint, formatting, types, which folder may import which, and the size of the code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/budget.py --check
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
