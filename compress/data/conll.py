@@ -5,7 +5,7 @@ The layout of a file is read first (what separates columns, how many there are, 
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -69,7 +69,7 @@ def conll_rows(path: Path, lines: Lines, columns: Columns, faults: list[Fault]) 
             if tokens:
                 yield start, {columns.tokens: tokens, columns.tags: tags}
             tokens, tags = [], []
-        elif line.startswith(COMMENTS) and not _is_word(cells, layout):
+        elif line.startswith(COMMENTS) and not _is_word(cells, layout, within=bool(tokens)):
             if tokens:
                 reason = (
                     f"begins with {cells[0][:20]!r} like a comment, and is between words; put comments before a text"
@@ -91,10 +91,22 @@ def _cells(line: str, *, tabs: bool) -> list[str]:
     return [cells[0], *filter(None, cells[1:])] if any(cells) else []
 
 
-def _is_word(cells: Sequence[str], layout: Layout) -> bool:
-    """Whether a line that begins like a comment is a word with its tag: it has all columns, and ends in a tag or begins as `#word` does."""
+def _is_word(cells: Sequence[str], layout: Layout, *, within: bool) -> bool:
+    """Whether a line that begins like a comment is a word with its tag; `within` a text no comment is expected.
+
+    It has all columns, and ends in a tag, or begins as `#word` does, or is the word `#` among tags without prefixes.
+    """
+    if len(cells) != layout.width:
+        return False
     is_hashtag = cells[0][1:2].isalnum() and " " not in cells[0]
-    return len(cells) == layout.width and (_is_tag(cells[-1]) or cells[-1] in layout.tags or is_hashtag)
+    is_sign = cells[0] == "#" and "=" not in cells and not layout.tagged  # `# text = OK` is none
+    is_sign = is_sign and (layout.tabs or within or _is_alike(cells[-1], layout.tags))
+    return is_hashtag or is_sign or _is_tag(cells[-1]) or cells[-1] in layout.tags
+
+
+def _is_alike(cell: str, tags: Collection[str]) -> bool:
+    """Whether a cell is in capitals without digits, such as `SYM`, and all `tags` are in capitals."""
+    return not any(each.isdecimal() for each in cell) and all(each == each.upper() for each in (cell, *tags))
 
 
 def _is_tag(cell: str) -> bool:

@@ -19,7 +19,7 @@ from compress.data.conll import conll_rows, layout_of
 from compress.data.examples import Task
 from compress.data.fields import MOST_CHARACTERS
 from compress.data.row_faults import Fault, UnreadableFrom, note
-from compress.data.tables import SEPARATORS, TableRow, table_rows
+from compress.data.tables import SEPARATORS, TableRow, swallows, table_rows
 from serve.errors import BadInput
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".conll")
@@ -246,6 +246,9 @@ def _table_rows(path: Path, columns: Columns, task: Task | None, faults: list[Fa
     if lacking or not header:
         return
     fewest = 1 + max(header.index(getattr(columns, name)) for name in columns.needed(header, task))
+    labels: set[str] = set()
+    # Rows that may be several: the line, of how many lines, the labels within.
+    doubtful: list[tuple[int, int, Sequence[str]]] = []
     end, first = 0, True
     with _opened_text(path) as lines:
         for row in table_rows(lines, separator):
@@ -255,9 +258,16 @@ def _table_rows(path: Path, columns: Columns, task: Task | None, faults: list[Fa
             elif not row.cells or first:  # blank lines are skipped
                 first = first and not row.cells
             elif fewest <= len(row.cells) <= len(header):
-                yield line, dict(zip(header, row.cells, strict=False))
+                cells = dict(zip(header, row.cells, strict=False))
+                labels.add(cells.get(columns.label, ""))
+                if row.within and columns.label in header:
+                    doubtful.append((line, row.lines, row.within[header.index(columns.label)]))
+                yield line, cells
             else:
                 note(faults, Fault(str(path), line, _wrong_width(row.cells, header)))
+    labels.discard("")
+    for line, count, _ in (each for each in doubtful if not labels.isdisjoint(each[2])):
+        note(faults, Fault(str(path), line, swallows(count)))
 
 
 def _header(path: Path, columns: Columns, task: Task | None) -> tuple[str, list[str], str | None]:

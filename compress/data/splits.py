@@ -3,7 +3,9 @@
 import hashlib
 import re
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from compress.data.columns import USUAL, Columns
@@ -94,8 +96,12 @@ def read_splits(
     digest = hashlib.sha256()
     for name in SPLITS:
         digest.update(examples_fingerprint(found[name]).encode())
-    notes = tuple(note for reader in several for note in reader.notes)
-    return Splits(found["train"], found["validation"], found["test"], held_out, digest.hexdigest(), answered, notes)
+    notes = [note for reader in several for note in reader.notes]
+    packed = [] if saved else [reader.file for reader in several if Path(f"{reader.file}.gz").is_file()]
+    notes += [f"{file}.gz is not read, since {Path(file).name} is beside it." for file in packed]
+    return Splits(
+        found["train"], found["validation"], found["test"], held_out, digest.hexdigest(), answered, tuple(notes)
+    )
 
 
 def split_file(folder: Path, split: str) -> Path | None:
@@ -115,31 +121,55 @@ def split_file(folder: Path, split: str) -> Path | None:
 def split_files(folder: Path, split: str) -> list[Path]:
     """The files of `folder` that hold `split`, by any of its names and suffixes, in capitals or not: one, or all of its parts.
 
-    Parts are named as the Hub names them (train-00000-of-00002.parquet); or where there is no file, they are those of a folder with
-    the name of the split.
+    Parts are named as the Hub names them (train-00000-of-00002.parquet); or where no file holds train, they are those of a folder
+    with a usual name of the split. Of a file and the same packed with gzip the first is read.
 
     Raises:
         BadInput: there are several files, or a part is missing.
     """
-    there = sorted(folder.iterdir())
+    there = _unpacked_first(folder)
+    named = [(file, *_split_and_part(file)) for file in there if file.is_file()]
     for names in (SPLIT_NAMES[split], FURTHER_NAMES[split]):
-        named = [(file, *_split_and_part(file)) for file in there if file.is_file()]
-        whole = [file for file, name, part in named if name in names and not part]
-        parts = [(file, part) for file, name, part in named if name in names and part]
-        if len(whole) + bool(parts) > 1:
-            several = [file.name for file in (*whole, *(file for file, _ in parts[:1]))]
-            raise BadInput(
-                f"{folder} holds {' and '.join(several)}; {split} needs exactly one file. Remove the others."
-            )
-        count = parts[0][1][1] if parts else 0
-        if {part[1] for _, part in parts} - {count} or not len(parts) == len({part for _, part in parts}) == count:
-            raise BadInput(
-                f"{folder} holds {_some([file.name for file, _ in parts])}, and by these names {split} has {count} parts. Add the others."
-            )
-        within = [each for each in there if each.is_dir() and each.name.lower() in names]
-        if found := whole or [file for file, _ in parts] or [file for each in within for file in _rows_in(each)]:
+        if found := _whole_or_parts(folder, split, [(file, part) for file, name, part in named if name in names]):
             return found
+        if names is SPLIT_NAMES[split] and not any(name in SPLIT_NAMES["train"] for _, name, _ in named):
+            within = [each for each in there if each.is_dir() and each.name.lower() in names]
+            if found := [file for each in within for file in _rows_in(each, split)]:
+                return found
     return []
+
+
+def _unpacked_first(folder: Path) -> list[Path]:
+    """What is in a folder, less files packed with gzip beside the same unpacked."""
+    there = sorted(folder.iterdir())
+    return [file for file in there if file.suffix.lower() != ".gz" or file.with_suffix("") not in there]
+
+
+def _whole_or_parts(folder: Path, what: str, files: Sequence[tuple[Path, tuple[int, int] | None]]) -> list[Path]:
+    """The one whole file among `files` of `folder`, or all parts of `what`.
+
+    Raises:
+        BadInput: there are several files, or a part is missing.
+    """
+    whole = [file for file, part in files if not part]
+    parts = [(file, part) for file, part in files if part]
+    if len(whole) + bool(parts) > 1:
+        several = [file.name for file in (*whole, *(file for file, _ in parts[:1]))]
+        raise BadInput(f"{folder} holds {' and '.join(several)}; {what} needs exactly one file. Remove the others.")
+    if not parts:
+        return whole
+    count = parts[0][1][1]
+    if {part[1] for _, part in parts} - {count} or not len(parts) == len({part for _, part in parts}) == count:
+        there = {part for _, part in parts}
+        name = parts[0][0].name.rsplit("-of-", 1)[0].rsplit("-", 1)[0]
+        lacks = list(
+            islice((f"{name}-{i:05}-of-{count:05}" for i in range(count) if (i, count) not in there), SHOWN_NAMES)
+        )
+        raise BadInput(
+            f"{folder} holds {_some([file.name for file, _ in parts])}, and by these names {what} has {count} parts. "
+            + (f"Add {', '.join(lacks)}." if lacks else "Remove the others.")
+        )
+    return [file for file, _ in parts]
 
 
 def _split_and_part(file: Path) -> tuple[str, tuple[int, int] | None]:
@@ -151,13 +181,14 @@ def _split_and_part(file: Path) -> tuple[str, tuple[int, int] | None]:
     return (part[1], (int(part[2]), int(part[3]))) if part else (stem, None)
 
 
-def _rows_in(folder: Path) -> list[Path]:
-    """The files of rows in a folder."""
-    return [
-        each
-        for each in sorted(folder.iterdir())
-        if each.is_file() and suffix_of(each) in SUFFIXES and each.name[0] != "."
-    ]
+def _rows_in(folder: Path, split: str) -> list[Path]:
+    """The files of rows in the folder of a split: of each name one, or all of its parts. BadInput as `split_files`."""
+    named: dict[str, list[tuple[Path, tuple[int, int] | None]]] = {}
+    for each in _unpacked_first(folder):
+        if each.is_file() and suffix_of(each) in SUFFIXES and each.name[0] != ".":
+            name, part = _split_and_part(each)
+            named.setdefault(name, []).append((each, part))
+    return sorted(file for name, files in named.items() for file in _whole_or_parts(folder, f"{split}/{name}", files))
 
 
 def check_no_single(folder: Path) -> None:

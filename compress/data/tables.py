@@ -22,6 +22,16 @@ class TableRow(NamedTuple):
     cells: list[str]
     lines: int
     fault: str | None = None
+    within: Sequence[Sequence[str]] = ()
+    """By column what its cell would be in other rows, if each line of the row were a row; nothing where they cannot be."""
+
+
+def swallows(lines: int) -> str:
+    """The fault of a row that is several."""
+    return (
+        f"has a quote that opens a cell and one that closes it {_below(lines)}, so that {lines} rows "
+        f"would be read as one; {DOUBLE_IT}. If it is one cell, give JSON lines"
+    )
 
 
 def table_rows(lines: Iterable[str], separator: str) -> Iterator[TableRow]:
@@ -48,36 +58,48 @@ def table_rows(lines: Iterable[str], separator: str) -> Iterator[TableRow]:
         except csv.Error as error:
             yield TableRow([], len(read), _why(error, len(read)))
             continue
-        if width and _swallows_rows(read, separator, width, cells):
-            reason = (
-                f"has a quote that opens a cell and one that closes it {_below(len(read))}, so that {len(read)} rows "
-                f"would be read as one; {DOUBLE_IT}. If it is one cell, give JSON lines"
-            )
-            yield TableRow([], len(read), reason)
+        rows = _rows_within(read, separator, width) if len(cells) == width else []
+        if rows and _are_rows(rows, separator, cells):
+            yield TableRow([], len(read), swallows(len(read)))
             continue
         width = width or len(cells)
-        yield TableRow(cells, len(read))
+        yield TableRow(cells, len(read), within=_swallowed(rows))
 
 
-def _swallows_rows(lines: Sequence[str], separator: str, width: int, cells: Sequence[str]) -> bool:
-    """Whether each of the lines that were read as one row of `cells` is a row of its own, of `width` fields.
-
-    Between tabs that is never chance. Between commas it may be, in a text of several lines: so no field may be empty or have a blank
-    around it, as parts of a sentence have, and beside the text fields must look like those of the row: numbers, or words that begin
-    with the same case. Only the row itself decides, so that it is read alike from wherever the reading begins.
-    """
-    if len(lines) < 2 or width < 2 or len(cells) != width:
-        return False
+def _rows_within(lines: Sequence[str], separator: str, width: int) -> list[list[str]]:
+    """The fields of each of the lines that were read as one row; none if they are not all of `width` fields."""
     rows = [line.rstrip("\r\n").split(separator) for line in lines]
-    if any(len(row) != width for row in rows):
-        return False
-    if separator == "\t":
+    return rows if len(rows) > 1 < width and all(len(row) == width for row in rows) else []
+
+
+def _are_rows(rows: Sequence[Sequence[str]], separator: str, cells: Sequence[str]) -> bool:
+    """Whether each of the `rows` of fields that were read as one row of `cells` is a row of its own.
+
+    Between tabs that is never chance. Between commas it may be, in a text of several lines: so beside the text one of the row's own
+    values must be there again; or no field may be empty or have a blank around it, as parts of a sentence have, and beside the text
+    fields must look like those of the row: numbers, or words that begin with the same case. Only the row itself decides, so that it
+    is read alike from wherever the reading begins. A reader of whole files also looks for labels of other rows `within` a row.
+    """
+    if separator == "\t" or any(cell and cell in there for cell, there in zip(cells, _swallowed(rows), strict=True)):
         return True
     if not all(field and field == field.strip() for row in rows for field in row):
         return False
-    opened = next((place for place, field in enumerate(rows[0]) if field.startswith('"')), 0)
-    beside = [place for place in range(width) if place != opened]
+    beside = [place for place in range(len(cells)) if place != _opened(rows)]
     return all(_shape(row[place]) == _shape(cells[place]) for row in rows for place in beside)
+
+
+def _swallowed(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """By column the fields that became part of the quoted cell: none of its own column, those of later rows before it."""
+    opened = _opened(rows) if rows else 0
+    return [
+        [] if place == opened else [row[place] for row in (rows[1:] if place < opened else rows[:-1])]
+        for place in range(len(rows[0]) if rows else 0)
+    ]
+
+
+def _opened(rows: Sequence[Sequence[str]]) -> int:
+    """The column whose quote is left open at the end of the first line."""
+    return next((place for place, field in enumerate(rows[0]) if field.count('"') % 2), 0)
 
 
 def _shape(value: str) -> tuple[bool, bool, bool]:

@@ -17,6 +17,8 @@ from serve.text.relation_items import UNMARKED, Part, marked_text
 MOST_ROW_BYTES = 8 * MOST_CHARACTERS  # bounds the memory for a file without line ends
 SHOWN_FIELDS = 20
 NO_NUMBER = re.compile(rb"[:,\[\s](?:NaN|-?Infinity)\b")
+# A string, which may lack its end, or one of these words outside of strings. Possessive, so that it takes linear time.
+STRING_OR_NO_NUMBER = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|(?<![\w.+-])(?:NaN|-?Infinity)\b', re.DOTALL)
 HALF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 NOT_JSON = "is not JSON ("  # the reason follows, which differs from row to row
 PAIR, HEAD, TAIL = "text_pair", "head", "tail"
@@ -117,6 +119,8 @@ def json_row_reader(columns: Columns, hint: str = "") -> Callable[[int, bytes], 
 def decoded(decode: Callable[[bytes], Any], written: bytes) -> tuple[Any, bytes]:
     """What `decode` makes of `written`, and this; with null in place of NaN and Infinity, which Python writes and JSON does not have.
 
+    All else stays as it was written.
+
     Raises:
         ValueError: it is not JSON, or not of the type; or RecursionError.
     """
@@ -125,7 +129,12 @@ def decoded(decode: Callable[[bytes], Any], written: bytes) -> tuple[Any, bytes]
     except msgspec.DecodeError:
         if not NO_NUMBER.search(written):
             raise
-        plain = msgspec.json.encode(json.loads(written, parse_constant=lambda _: None))
+        pieces, end = [], 0
+        for found in STRING_OR_NO_NUMBER.finditer(written):
+            if written[found.start()] != ord('"'):
+                pieces.append(written[end : found.start()])
+                end = found.end()
+        plain = b"null".join([*pieces, written[end:]])
         return decode(plain), plain
 
 

@@ -44,6 +44,8 @@ class Inputs(NamedTuple):
     has_spans: bool
     task: Task | None
     why_no_answers: str
+    notes: list[str]
+    """What was left out of the file, one sentence each."""
 
 
 def open_inputs(teacher: str, student: str, given: Explaining) -> Inputs:
@@ -52,11 +54,11 @@ def open_inputs(teacher: str, student: str, given: Explaining) -> Inputs:
     Raises:
         BadInput: every fault found, in one message; or tokenizers that differ.
     """
-    faults, columns = Faults(), columns_of(given)
+    faults, columns, notes = Faults(), columns_of(given), list[str]()
     theirs = faults.check(lambda: open_model(teacher, role="TEACHER"))
     ours = faults.check(lambda: open_model(student, role="STUDENT"))
     task, why = _task_of(theirs, ours) if theirs and ours else (None, "")
-    read = faults.check(lambda: _examples(Path(given.data), task, columns))
+    read = faults.check(lambda: _examples(Path(given.data), task, columns, notes))
     pairs = faults.check(lambda: _pairs(given.layers, theirs, ours)) if theirs and ours else None
     faults.raise_if_any()
     assert theirs
@@ -73,13 +75,13 @@ def open_inputs(teacher: str, student: str, given: Explaining) -> Inputs:
     max_length = min(given.max_length, theirs.max_length, ours.max_length)
     tokenizer.enable_truncation(max_length)
     chosen = _drawn(examples, given.most_texts, given.seed)
-    return Inputs(theirs, ours, tokenizer, max_length, pairs, chosen, len(examples), has_spans, task, why)
+    return Inputs(theirs, ours, tokenizer, max_length, pairs, chosen, len(examples), has_spans, task, why, notes)
 
 
-def _examples(path: Path, task: Task | None, columns: Columns) -> tuple[list[Example], bool]:
-    """The texts of the file, and whether its rows have entities or tags."""
+def _examples(path: Path, task: Task | None, columns: Columns, notes: list[str]) -> tuple[list[Example], bool]:
+    """The texts of the file, and whether its rows have entities or tags. `notes` gets what was left out."""
     if _has_spans(path, columns):
-        return read_examples(path, "token-classification", columns), True
+        return read_examples(path, "token-classification", columns, notes), True
     return read_asked(path, task or "text-classification", columns, "--data"), False
 
 

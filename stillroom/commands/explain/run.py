@@ -10,6 +10,7 @@ from serve.options import make
 from stillroom.commands.explain.document import document_of
 from stillroom.commands.explain.inputs import open_inputs
 from stillroom.commands.explain.shown import shown_texts
+from stillroom.console import say
 from stillroom.inputs.out_folder import check_out_folder
 from stillroom.report.explain_page import page
 from stillroom.report.pages import can_write_pages, page_or, write_page, write_text
@@ -35,6 +36,8 @@ def explain_models(teacher: str, student: str, given: Explaining) -> dict[str, A
     out = Path(given.out)
     check_out_folder(out, (DOCUMENT, PAGE))
     inputs = open_inputs(teacher, student, given)
+    for note in inputs.notes:
+        say(f"warning: {note}")
     theirs, ours = (open_reader(opened, inputs.task) for opened in (inputs.teacher, inputs.student))
     document, figures = document_of(given, inputs, theirs, ours)
     shown = shown_texts(inputs, theirs, ours, figures, given.shown_texts) if can_write_pages() else []

@@ -66,6 +66,17 @@ def test_a_number_sign_with_its_tag_is_a_word(tmp_path: Path) -> None:
     ]
 
 
+def test_a_number_sign_is_a_word_where_tags_have_no_prefix(tmp_path: Path) -> None:
+    for content in ("# SYM\n1 CD\n\nitem NN\n# SYM\n2 CD\n", "#\tsym\n1\tnum\n\nitem\tnoun\n#\tsym\n2\tnum\n"):
+        assert [text for text, _ in read(tmp_path, content)] == ["# 1", "item # 2"]
+    assert [text for text, _ in read(tmp_path, "item noun\n# sym\n2 num\n")] == ["item # 2"]
+    assert [text for text, _ in read(tmp_path, "# X SYM\n1 X CD\n")] == ["# 1"]
+    for comment in ("# 2", "# intro", "# ID 2", "%% SECOND"):  # one word alone, of another form than tags
+        assert [text for text, _ in read(tmp_path, f"{comment}\nitem NN\n1 CD\n")] == ["item 1"]
+    assert [text for text, _ in read(tmp_path, "# text = OK\nitem X Y NN\n1 X Y CD\n")] == ["item 1"]
+    assert [text for text, _ in read(tmp_path, "# NOTE\nAna B-x\nis O\n")] == ["Ana is"]
+
+
 @pytest.mark.parametrize(
     ("content", "line", "says"),
     [

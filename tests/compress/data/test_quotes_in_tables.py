@@ -68,3 +68,41 @@ def test_a_quote_that_is_text_is_a_fault_and_swallows_no_rows(
     ((line, said),) = faults
     assert line == 3
     assert reason in said
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        '"I like,positive\nfine by me,not sure\nall well",positive\n',
+        '"I like,not sure\nall well",positive\n',
+        '"I like,Positive\nall well",neutral\n',
+        '"I like,Positive\nfine,neutral\nso so,not sure\nall well",neutral\n',
+    ],
+)
+@pytest.mark.parametrize("label_first", [False, True])
+def test_between_commas_rows_are_swallowed_where_a_line_holds_a_label_of_the_file(
+    tmp_path: Path, rows: str, label_first: bool
+) -> None:
+    content = f"text,label\nfirst,positive\n{rows}last,not sure\nand,Positive\nso,neutral\n"
+    if label_first:
+        content = "".join(f"{label},{text}\n" for text, label in (line.split(",") for line in content.splitlines()))
+    path = tmp_path / "a.csv"
+    path.write_text(content, encoding="utf-8")
+    ((line, reason),) = trained_on(path)[1]
+    assert line == 3
+    assert f"so that {rows.count(chr(10))} rows would be read as one" in reason
+
+
+def test_texts_of_several_lines_with_a_comma_each_are_no_rows(tmp_path: Path) -> None:
+    texts = [
+        "Ann Lee\nMill Lane 3,York\nEngland,UK",
+        "Ann: late again,are you?\nBob: Yes,not sure why\nAnn: Fine,good",
+        "size,price\n10,20\n30,40",
+        "Not bad,not sure,\nI am,neutral, you know",
+        "Was it good?,\nno,positive I am",
+    ]
+    path = tmp_path / "a.csv"
+    labels = ["Positive", "not sure", "neutral", "positive", "good one"]
+    rows = "".join(f'"{text}",{label}\n' for text, label in zip(texts, labels, strict=True))
+    path.write_text(f"text,label\n{rows}", encoding="utf-8")
+    assert trained_on(path) == annotated(path) == (texts, [])

@@ -85,6 +85,43 @@ def test_a_folder_for_each_split_holds_its_files(tmp_path: Path) -> None:
     assert texts_of(folder) == (8, 4, 4)
 
 
+def test_a_part_that_is_missing_in_the_folder_of_a_split_is_named(tmp_path: Path) -> None:
+    parts = {f"train/data-{i:05}-of-00004.jsonl": LINES for i in range(4)}
+    folder = folder_of(tmp_path, parts | {"train/more.csv": TABLE, "test/a.jsonl": LINES})
+    assert texts_of(folder) == (18, 2, 4)
+    (folder / "train" / "data-00002-of-00004.jsonl").unlink()
+    with pytest.raises(BadInput, match=r"train/data has 4 parts\. Add data-00002-of-00004"):
+        read_splits(str(folder), TEXT)
+
+
+@pytest.mark.parametrize("other", ["data.csv", "data-00000-of-00001.jsonl"])
+def test_two_files_of_one_name_in_the_folder_of_a_split_are_refused(tmp_path: Path, other: str) -> None:
+    folder = folder_of(tmp_path, {"train/data.jsonl": LINES, f"train/{other}": TABLE, "test/a.jsonl": LINES})
+    with pytest.raises(
+        BadInput, match=r"train holds data\S+ and data\S+; train/data needs exactly one file"
+    ) as refused:
+        read_splits(str(folder), TEXT)
+    assert other in refused.value.message
+
+
+@pytest.mark.parametrize("name", ["eval", "dev", "val", "Validation"])
+def test_beside_a_file_of_train_a_folder_is_no_split(tmp_path: Path, name: str) -> None:
+    folder = folder_of(tmp_path, {"train.jsonl": LINES, "test.jsonl": LINES, f"{name}/a.jsonl": LINES * 2})
+    assert texts_of(folder) == (3, 1, 4)
+    (folder / "train.jsonl").unlink()
+    folder_of(tmp_path, {"train/a.jsonl": LINES})
+    assert texts_of(folder) == ((3, 1, 4) if name == "eval" else (4, 8, 4))
+
+
+def test_a_file_is_read_rather_than_its_packed_copy_with_a_line(tmp_path: Path) -> None:
+    for name, train, test in (("files", "train.jsonl", "test.csv"), ("folders", "train/a.jsonl", "test/a.csv")):
+        folder = folder_of(tmp_path / name, {train: LINES, test: TABLE})
+        (folder / f"{train}.gz").write_bytes(gzip.compress(LINES.encode() * 2))
+        assert texts_of(folder) == (3, 1, 4)
+        (note,) = read_splits(str(folder), TEXT).notes
+        assert f"{train}.gz is not read, since" in note
+
+
 @pytest.mark.parametrize("name", ["validation_matched", "dev_matched", "eval"])
 def test_further_names_of_validation_are_read_where_there_is_no_usual_one(tmp_path: Path, name: str) -> None:
     folder = folder_of(tmp_path, {"train.jsonl": LINES, "test.jsonl": LINES, f"{name}.jsonl": LINES * 2})

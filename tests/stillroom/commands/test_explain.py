@@ -300,6 +300,16 @@ def test_the_command_prints_tables_or_its_document(
     assert guarded(app) == 2
 
 
+def test_rows_that_were_rejected_are_left_out_with_a_line(
+    tiny_teacher: Path, rows: list[dict[str, object]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    verdicts = [row | {"answer": "reject" if i < 2 else "accept"} for i, row in enumerate(rows)]
+    data = write_rows(tmp_path / "rows.jsonl", verdicts)
+    document = explain(str(tiny_teacher), str(tiny_teacher), data, tmp_path / "out")
+    assert document["texts_in_data"] == len(rows) - 2
+    assert f"warning: 2 rows of {data} were left out: `answer` is reject" in capfd.readouterr().err.replace("\n", " ")
+
+
 def test_it_is_a_function_of_the_package(tiny_teacher: Path) -> None:
     with pytest.raises(BadInput, match="is not a file"):
         stillroom.explain(str(tiny_teacher), str(tiny_teacher), "gone.jsonl", "out")

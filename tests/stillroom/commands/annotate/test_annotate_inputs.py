@@ -144,12 +144,27 @@ def test_nan_and_infinity_come_back_as_null_and_other_rows_as_they_are(tmp_path:
     (tmp_path / "in.jsonl").write_text("\n".join(rows))
     with InputFile(tmp_path / "in.jsonl") as source:
         first, second, third = source.rows()
-    assert first.fields == b'{"text":"a","n":null,"l":[1.5,null]'
+    assert first.fields == b'{"text": "a", "n": null, "l": [1.50, null]'
     assert second.fields == rows[1][:-1].encode()
     assert third.fault is not None
     assert "got `null` - at `$.text` (NaN and Infinity are read as null)" in third.fault
     (tmp_path / "in.json").write_text(f"[{', '.join(rows[:2])}]")
     assert read(tmp_path / "in.json")[0] == ({"text": "a", "n": None, "l": [1.5, None]}, None)
+
+
+@pytest.mark.parametrize("nan", ["NaN", "-Infinity"])
+def test_nan_in_one_row_of_an_array_leaves_long_numbers_and_texts_of_all_as_they_were_written(
+    tmp_path: Path, nan: str
+) -> None:
+    others = r'"text": "\u00e9 \"[NaN, -Infinity]\\\\", "n": 1.000, "id": 123456789012345678901234567890, "m": 0.1234567890123456789'
+    (tmp_path / "in.json").write_text(f'[{{{others}}},{{"l": [{nan},{nan}], {others}}},\n{{{others}, "n": {nan}}}]')
+    with InputFile(tmp_path / "in.json") as source:
+        found = [row.fields.decode() for row in source.rows()]
+    assert found == [f"{{{others}", f'{{"l": [null,null], {others}', f'{{{others}, "n": null']
+    for wrong in (f'[{{"text": "a", "n": x{nan}}}]', f'[{{"text": "a", "n": {nan}x}}]', f'[{{"text": "a \\" {nan}, '):
+        (tmp_path / "in.json").write_text(wrong)
+        with pytest.raises(BadInput, match="is neither a JSON array of objects nor JSON lines"):
+            read(tmp_path / "in.json")
 
 
 @pytest.mark.parametrize("name", ["in.jsonl", "in.csv", "in.txt", "in.json", "in.jsonl.gz"])
