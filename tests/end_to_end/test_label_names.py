@@ -72,8 +72,15 @@ def test_tags_that_are_refused_in_data_are_refused_in_a_model_before_anything_is
     with pytest.raises(BadInput, match=says) as caught:
         exported(model, tmp_path / "bundle")
     assert "id2label" in caught.value.message
-    for use in (lambda: face.evaluate(str(model), tmp_path / "test.jsonl"), lambda: open_answering(str(model))):
-        with pytest.raises(BadInput):
+    with pytest.raises(BadInput):
+        face.evaluate(str(model), tmp_path / "test.jsonl")
+    (tmp_path / "test.jsonl").write_text('{"text": "a b"}\n')
+    for use in (
+        lambda: open_answering(str(model)),
+        lambda: face.explain(model, model, data=str(tmp_path / "test.jsonl"), out=str(tmp_path / "explained")),
+        lambda: face.profile([model], data=str(tmp_path / "test.jsonl")),
+    ):
+        with pytest.raises(BadInput, match="id2label"):
             use()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "test.jsonl"]
     if len(set(labels)) == len(labels):  # a row cannot repeat a label of a model
