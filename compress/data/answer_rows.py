@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from compress.data.carry_words import WordAnswer
+from compress.data.carry_words import WordAnswer, added_up
 from compress.data.columns import USUAL, Columns
 from compress.data.examples import Entity, Example, Task
 from compress.data.fields import label_of, number_in
@@ -57,13 +57,12 @@ def answer_in(row: object, task: Task, columns: Columns = USUAL) -> Answer | Non
     return Answer(Example(example.text, entities=likely), spans=spans)
 
 
-def with_tag_names(answer: Answer) -> Answer:
-    """`answer` where the tags of its words are names of labels, such as `E-MAIL`: each gets the prefix `I-`."""
+def with_tags_as(answer: Answer, read: Mapping[str, str]) -> Answer:
+    """`answer` with each tag of its words as `read` has it; tags that are read alike add up."""
     if answer.words is None:
         return answer
     words = tuple(
-        word._replace(tags={tag if tag == OUTSIDE else f"I-{tag}": each for tag, each in word.tags.items()})
-        for word in answer.words
+        word._replace(tags=added_up((read[tag], each) for tag, each in word.tags.items())) for word in answer.words
     )
     return replace(answer, example=replace(answer.example, entities=_entities(words)), words=words)
 

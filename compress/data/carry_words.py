@@ -1,11 +1,13 @@
 """Carries the tags of a teacher's words to the words of another tokenizer, by their characters."""
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from compress.data.encoded import entities_at
 from compress.data.examples import Entity
 from serve.text.labels import OUTSIDE, split_tag
+
+T = TypeVar("T", bound=Hashable)
 
 
 class WordAnswer(NamedTuple):
@@ -99,22 +101,25 @@ def words_of_entities(
     return tuple(found)
 
 
+def added_up(tags: Iterable[tuple[T, float]]) -> dict[T, float]:
+    """The sum of the probabilities of each tag."""
+    found: dict[T, float] = {}
+    for tag, probability in tags:
+        found[tag] = found.get(tag, 0.0) + probability
+    return found
+
+
 def _in_bio(tags: Mapping[str, float]) -> dict[tuple[str, str], float]:
     """The probabilities by (`B`, label), (`I`, label) and (`O`, ""), of tags in BIO, BIOES or IO."""
-    found: dict[tuple[str, str], float] = {}
-    for tag, probability in tags.items():
-        prefix, label = split_tag(tag)
-        name = ({"S": "B", "E": "I"}.get(prefix, prefix), label)
-        found[name] = found.get(name, 0.0) + probability
-    return found
+    parts = ((*split_tag(tag), probability) for tag, probability in tags.items())
+    return added_up((({"S": "B", "E": "I"}.get(prefix, prefix), label), each) for prefix, label, each in parts)
 
 
 def _moved(
     tags: Mapping[tuple[str, str], float], source: str, target: str, label: str | None = None
 ) -> dict[tuple[str, str], float]:
     """`tags` with the probabilities of `source` given to `target`, of each label or of `label` alone."""
-    found: dict[tuple[str, str], float] = {}
-    for (prefix, of_label), probability in tags.items():
-        name = (target if prefix == source and label in (None, of_label) else prefix, of_label)
-        found[name] = found.get(name, 0.0) + probability
-    return found
+    return added_up(
+        ((target if prefix == source and label in (None, of_label) else prefix, of_label), probability)
+        for (prefix, of_label), probability in tags.items()
+    )

@@ -19,6 +19,8 @@ COMMENTS = ("#", "%%")  # lines that begin so may be comments: `# id`, `# text =
 BLANKS = " \t\r\f\v"  # a no-break space is none: it may be part of a word
 SEPARATOR = re.compile(f"[{BLANKS}]+")
 SHARE = 0.9  # of lines whose first column is a number, from which it holds no words
+# A cell of a column of spans: `(x*` begins one, `*` goes on, `*)` ends it, `(x*)` or `(x)` is one of one word. As in OntoNotes.
+SPAN = re.compile(r"(\([^()*]+)?\*\)?|\([^()*]+\)")
 
 Lines = Callable[[], Iterator[str]]
 
@@ -37,6 +39,8 @@ class Layout:
     """Whether all lines have as many columns."""
     tagged: bool
     """Whether most lines end in `O` or a tag with a prefix."""
+    brackets: bool
+    """Whether the last column has spans in brackets, see `SPAN`."""
     fault: str
     """Why words and tags are not in the columns that are read; empty if they may be."""
 
@@ -45,7 +49,8 @@ def conll_rows(path: Path, lines: Lines, columns: Columns, faults: list[Fault]) 
     """The texts of a file of columns, each with the line of its first word: the word is first in a line, its tag last.
 
     Columns are separated by tabs where most lines have some, and otherwise by blanks. A blank line ends a text, and so does
-    `-DOCSTART-`. A line before a text that begins with `#` or `%%` is a comment, unless it is a word with its tag.
+    `-DOCSTART-`. A line before a text that begins with `#` or `%%` is a comment, unless it is a word with its tag. Tags may be spans in
+    brackets, such as `(x*` and `*)`.
 
     Args:
         path: names the file in faults.
@@ -62,25 +67,35 @@ def conll_rows(path: Path, lines: Lines, columns: Columns, faults: list[Fault]) 
         return
     tokens: list[str] = []
     tags: list[str] = []
-    start = 1
+    start, inside = 1, ""
     for number, line in enumerate(chain(lines(), [""]), 1):
         cells = _cells(line, tabs=layout.tabs)
         if not cells or line.startswith(DOCUMENT):
-            if tokens:
+            if inside:
+                note(
+                    faults,
+                    Fault(str(path), start, f"has a text whose last span ({inside}*) is not closed; close it by )"),
+                )
+            elif tokens:
                 yield start, {columns.tokens: tokens, columns.tags: tags}
-            tokens, tags = [], []
+            tokens, tags, inside = [], [], ""
         elif line.startswith(COMMENTS) and not _is_word(cells, layout, within=bool(tokens)):
             if tokens:
                 reason = (
                     f"begins with {cells[0][:20]!r} like a comment, and is between words; put comments before a text"
                 )
                 note(faults, Fault(str(path), number, reason))
-        elif reason := _line_fault(line, cells, layout):
+        elif reason := _line_fault(line, cells, layout) or (_span_fault(cells[-1], inside) if layout.brackets else ""):
             note(faults, Fault(str(path), number, reason))
         else:
             start = start if tokens else number
             tokens.append(cells[0])
-            tags.append(cells[-1])
+            tag = cells[-1]
+            if layout.brackets:
+                label = tag.strip("(*)")
+                tag = f"B-{label}" if label else f"I-{inside}" if inside else OUTSIDE
+                inside = "" if cells[-1].endswith(")") else label or inside
+            tags.append(tag)
 
 
 def _cells(line: str, *, tabs: bool) -> list[str]:
@@ -127,6 +142,16 @@ def _line_fault(line: str, cells: Sequence[str], layout: Layout) -> str:
     return f"has {len(cells)} columns, and most lines of the file have {layout.width}{hint}"
 
 
+def _span_fault(cell: str, inside: str) -> str:
+    """Why `cell` is no part of a span in brackets; `inside` is the label of the span that is open."""
+    label = cell.strip("(*)")
+    if not SPAN.fullmatch(cell) or (label and inside):
+        return f"has {cell!r} in its last column, and a span cannot be within another; write (x* or (x*), *, and *) at its end"
+    if cell.endswith(")") and not label and not inside:
+        return f"has {cell!r} in its last column, and no span is open there; open one by (x*"
+    return ""
+
+
 @dataclass
 class _Columns:
     """What lines of one number of columns hold."""
@@ -138,6 +163,10 @@ class _Columns:
     """By column in how many lines it is a tag with a prefix."""
     numbers: int = 0
     """In how many lines the first column is a whole number."""
+    spans: Counter[int] = field(default_factory=Counter)
+    """By column in how many lines it is a part of a span in brackets."""
+    opening: dict[int, str] = field(default_factory=dict)
+    """By column the first that opens such a span."""
     last: set[str] = field(default_factory=set)
     """What is in the last column."""
 
@@ -149,6 +178,10 @@ class _Columns:
                 self.outside[at] += 1
             elif cell[1:2] == "-" and _is_tag(cell):
                 self.prefixed[at] += 1
+            elif cell.startswith(("(", "*")) and SPAN.fullmatch(cell):
+                self.spans[at] += 1
+                if cell[0] == "(":
+                    self.opening.setdefault(at, cell)
         self.numbers += cells[0].isdecimal()
         self.last.add(cells[-1])
 
@@ -164,13 +197,15 @@ def layout_of(lines: Lines) -> Layout:
             by_width.setdefault(len(cells), _Columns()).add(cells)
     width = max(by_width, key=lambda each: by_width[each].lines, default=2)
     most = by_width.get(width, _Columns())
+    brackets = {cell[:1] for cell in most.last} == {"(", "*"}
     tagged = sum(found.outside[last - 1] + found.prefixed[last - 1] for last, found in by_width.items() if last > 1)
     return Layout(
         tabs,
         width,
         frozenset(most.last),
         len(by_width) == 1,
-        2 * tagged > sum(found.lines for found in by_width.values()),
+        brackets or 2 * tagged > sum(found.lines for found in by_width.values()),
+        brackets,
         _order_fault(most, width),
     )
 
@@ -182,7 +217,14 @@ def _order_fault(found: _Columns, width: int) -> str:
         return "has numbers in its first column, and no words; put the words into the first column, and their tags into the last"
     if found.outside[last] or found.prefixed[last]:
         return ""
+    # OntoNotes ends in clusters of mentions, such as (12), which are no names of tags.
+    no_names = not any(character.isalpha() for cell in found.last for character in cell)
     for at in range(last):
+        if at and at in found.opening and found.spans[at] == found.lines and no_names:
+            return (
+                f"has spans in brackets such as {found.opening[at]!r} in column {at + 1} of {width}, and {min(found.last)!r} in its last; "
+                "put the words into the first column, and their tags into the last"
+            )
         only_tags = found.prefixed[at] and found.outside[at] + found.prefixed[at] == found.lines
         if only_tags or (at and found.outside[at] >= found.lines / 3):
             return (

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from compress.data.examples import Entity, Example
 from compress.data.fields import checked, label_of
 from compress.data.row_faults import Fault
-from serve.text.labels import OUTSIDE, PREFIXED, are_names, split_tag
+from serve.text.labels import OUTSIDE, PREFIXED, are_names, split_tag, with_prefixes
 from serve.text.spans import tag_runs
 
 NO_LABEL = re.compile(r"[BIESLU]-")
@@ -121,7 +121,8 @@ def _wrong_together(tags: frozenset[str]) -> str | None:
     """Why tags with prefixes fit no scheme in any order; None if they may fit one."""
     prefixed = sorted(tag for tag in tags if PREFIXED.fullmatch(tag))
     if odd := sorted(tags - {OUTSIDE, *prefixed}) if prefixed else []:
-        return f"has the tag {odd[0]!r} among others with a prefix, such as {prefixed[0]!r}{_meant(odd[0])}; {A_TAG}"
+        meant = _meant(odd[0]) or f" (write {prefixed[0][0]}-{odd[0]}, or O if it is outside)"
+        return f"has the tag {odd[0]!r} among others with a prefix, such as {prefixed[0]!r}{meant}; {A_TAG}"
     letters = {tag[0] for tag in prefixed}
     if letters & set("ES") and letters & set("LU"):
         return f"has tags with {', '.join(sorted(letters))}; E and S belong to BIOES, L and U to BILOU; use one scheme"
@@ -129,17 +130,21 @@ def _wrong_together(tags: frozenset[str]) -> str | None:
 
 
 def tags_fault(tags: Collection[str], name: str) -> str | None:
-    """Why all the tags of a model, in the field `name`, are in no scheme; None if they are in one. The rules are those for rows.
+    """Why all the tags of a model, in the field `name`, are in no scheme; None if they are in one.
+
+    The rules are those for rows, except for tags that `with_prefixes` reads as others, and that `0` is a label among labels without
+    letters, such as punctuation.
 
     Raises:
         ValueError: a tag is no label; the message describes it.
     """
     distinct = frozenset(tags)
-    if wrong := _wrong_alone(distinct, name):
+    no_letters = not any(character.isalpha() for tag in distinct - {OUTSIDE} for character in tag)
+    if wrong := _wrong_alone(distinct - {"0"} if no_letters else distinct, name):
         return wrong
     if are_names(distinct):
         return next(iter(_misspelt(distinct).values()), None)
-    return _wrong_together(distinct)
+    return _wrong_together(frozenset(with_prefixes(tuple(distinct))))
 
 
 def names_of(files: Sequence["TagRows"]) -> dict[str, str]:

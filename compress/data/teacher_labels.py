@@ -5,13 +5,14 @@ by the text, and with words by characters, so that the teacher may read text wit
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from compress.data.answer_rows import MOST_SUM, Answer, answer_in, likely_labels, named_in, with_tag_names
+from compress.data.answer_rows import MOST_SUM, Answer, answer_in, likely_labels, named_in, with_tags_as
 from compress.data.carry_words import carry_words, words_of_entities
 from compress.data.columns import USUAL, Columns
 from compress.data.encoded import Encoded
@@ -21,7 +22,7 @@ from compress.data.labelled_files import check_there
 from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
 from serve.errors import BadInput
 from serve.text.entity_markers import has_markers
-from serve.text.labels import PREFIXED, are_names, split_tag, with_prefixes
+from serve.text.labels import split_tag, with_prefixes
 from serve.text.spans import words
 
 LEAST = 1e-8
@@ -205,9 +206,10 @@ def read_teacher_labels(paths: Sequence[Path], task: Task, columns: Columns = US
     if faults:
         raise BadRows(faults)
     files = tuple(map(str, paths))
-    tags = {tag for answer in answers.values() for word in answer.words or () for tag in word.tags}
-    if any(map(PREFIXED.fullmatch, tags)) and are_names(tags):
-        answers = {key: with_tag_names(answer) for key, answer in answers.items()}
+    tags = tuple({tag for answer in answers.values() for word in answer.words or () for tag in word.tags})
+    read = dict(zip(tags, with_prefixes(tags), strict=True))
+    if any(tag != as_read for tag, as_read in read.items()):
+        answers = {key: with_tags_as(answer, read) for key, answer in answers.items()}
     if not answers:
         fields = FIELDS[task]
         raise BadInput(f"--teacher-labels {', '.join(files)} holds no answer: no row has {fields}, which {task} needs.")
@@ -263,7 +265,10 @@ def word_logits(tags: Sequence[Mapping[tuple[str, str], float]], labels: Sequenc
 def _as_rows(tags: Sequence[Mapping[tuple[str, str], float]], labels: Sequence[str]) -> np.ndarray:
     """The probabilities of the tags `labels` for each word, (words, labels), each at least `LEAST`."""
     names = [split_tag(label) for label in with_prefixes(tuple(labels))]
-    rows = np.array([[word.get(name, 0.0) for name in names] for word in tags]).reshape(len(tags), len(labels))
+    alike = Counter(names)
+    rows = np.array([[word.get(name, 0.0) / alike[name] for name in names] for word in tags]).reshape(
+        len(tags), len(labels)
+    )
     unnamed = np.array([[name not in word for name in names] for word in tags]).reshape(len(tags), len(labels))
     whole = [_with_the_rest(row, missing) for row, missing in zip(rows, unnamed, strict=True)]
     found: np.ndarray = np.clip(np.array(whole).reshape(len(tags), len(labels)), LEAST, 1.0)

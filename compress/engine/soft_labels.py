@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from compress import distributed
-from compress.data.carry_words import WordAnswer, carry_words
+from compress.data.carry_words import WordAnswer, added_up, carry_words
 from compress.data.encoded import Encoded
 from compress.data.examples import Example, check_task, number_of
 from compress.data.teacher_labels import word_logits
@@ -176,7 +176,7 @@ def _carried(theirs: Encoded, ours: Encoded, index: int, logits: np.ndarray) -> 
         return logits[: len(places)]
     tags = with_prefixes(theirs.labels)
     answers = [
-        WordAnswer(start, end, dict(zip(tags, row.tolist(), strict=True)))
+        WordAnswer(start, end, added_up(zip(tags, row.tolist(), strict=True)))
         for (start, end), row in zip(given, softmax(logits.astype(np.float64)), strict=True)
     ]
     carried = carry_words(places, answers)

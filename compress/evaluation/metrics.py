@@ -82,30 +82,38 @@ def prediction_of(answer: Answer, example: Example, *, multi_label: bool) -> Pre
 def widened(
     spans: Iterable[tuple[int, int, str]], text: str, blanks_in_words: Sequence[int] | None
 ) -> frozenset[tuple[int, int, str]]:
-    """`spans` of `text`, (start, end, label), each widened to the words that it touches; as they are if the text did not come as words.
+    """The spans of `each_widened`, without those that have no word of their own."""
+    return frozenset(span for span in each_widened(sorted(spans), text, blanks_in_words) if span)
 
-    A word that two spans touch belongs to the first of them, so that each word has one tag, as in conlleval.
+
+def each_widened(
+    spans: Iterable[tuple[int, int, str]], text: str, blanks_in_words: Sequence[int] | None
+) -> list[tuple[int, int, str] | None]:
+    """Each of `spans` of `text`, (start, end, label), widened to the words that it touches; as it is if the text did not come as words.
+
+    A word that two spans touch belongs to the first of them, so that each word has one tag, as in conlleval. A span that touches only
+    words of the one before it is None.
 
     Args:
-        spans: of code points, without overlap, each with other characters than blanks at its ends.
+        spans: in order, of code points, without overlap, each with other characters than blanks at its ends.
         text: the words, joined by blanks.
         blanks_in_words: the blanks that are inside of words; None if the text did not come as words.
     """
     if blanks_in_words is None:
-        return frozenset(spans)
-    found: set[tuple[int, int, str]] = set()
+        return list(spans)
+    found: list[tuple[int, int, str] | None] = []
     reached = 0
-    for start, end, label in sorted(spans):
+    for start, end, label in spans:
         before, after = text.rfind(" ", 0, start), text.find(" ", end)
         while before in blanks_in_words:
             before = text.rfind(" ", 0, before)
         while after in blanks_in_words:
             after = text.find(" ", after + 1)
         first, reached = max(before + 1, reached), after if after >= 0 else len(text)
-        if there := text[first:reached].strip():
-            first = text.index(there, first)
-            found.add((first, first + len(there), label))
-    return frozenset(found)
+        there = text[first:reached].strip()
+        first = text.index(there, first) if there else first
+        found.append((first, first + len(there), label) if there else None)
+    return found
 
 
 def counts(gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> np.ndarray:

@@ -22,7 +22,7 @@ from scipy.special import betainc, expit
 
 from compress.data.encoded import Encoded
 from compress.data.examples import Example
-from compress.evaluation.metrics import gold_of
+from compress.evaluation.metrics import each_widened, gold_of
 from compress.evaluation.predictions import scored_spans
 from export.settings import Precision, PromiseKind, read_promise
 from serve.errors import BadInput
@@ -91,6 +91,8 @@ def answers_of(
 ) -> Answers:
     """The answers in each text's `logits` (rows, labels): its likeliest class, or its entities, as the server gives and scores them.
 
+    As for the metric, entities of data that came as words count as the words that they touch.
+
     Args:
         examples: the labelled texts.
         encoded: the same, tokenised; one label applies to a text, or they have entities.
@@ -105,9 +107,12 @@ def answers_of(
         return Answers(probabilities.max(axis=-1), right, np.arange(len(gold)), np.ones(len(gold)))
     spans = scored_spans(encoded, [rows / temperature for rows in logits])
     found = [
-        (span.score, (span.start, span.end, span.label) in frozenset(_entities(truth)), text)
-        for text, (of_text, truth) in enumerate(zip(spans, gold, strict=True))
-        for span in of_text
+        (span.score, widened in _entities(truth), text)
+        for text, (example, of_text, truth) in enumerate(zip(examples, spans, gold, strict=True))
+        for span, widened in zip(
+            of_text, each_widened([span[:3] for span in of_text], example.text, example.blanks_in_words), strict=True
+        )
+        if widened
     ]
     scores, right_of, texts = zip(*found, strict=True) if found else ((), (), ())
     return Answers(

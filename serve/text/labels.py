@@ -12,6 +12,9 @@ Scheme = Literal["BIO", "BIOES", "IO"]
 
 OUTSIDE = "O"
 PREFIXED = re.compile(r"([BIESLU])-(.+)", re.DOTALL)
+# Labels of what is no word of a text, and `X` of the later tokens of a word beside prefixed tags. They are outside of entities.
+NO_WORD = frozenset({"[PAD]", "PAD", "<pad>", "<PAD>", "[CLS]", "[SEP]", "<s>", "</s>"})
+LATER_PIECE = "X"
 # Values of `problem_type` in configurations of transformers.
 MULTI_LABEL = "multi_label_classification"
 REGRESSION = "regression"
@@ -32,31 +35,50 @@ def bio_tags(labels: Iterable[str]) -> tuple[str, ...]:
 def are_names(tags: Collection[str]) -> bool:
     """Whether all `tags` of a model or a data set are names of labels, so that the `E-` of `E-MAIL` is no prefix.
 
-    Prefixes hold for all tags or for none. They hold if two of them stand before one label, as in `B-city` and `I-city`, or if every
-    tag has one that may be its label's only one, which an end, `E-` or `L-`, may not. Of tags with and without a prefix, those without
-    one must be more for `B-` and `I-` to be parts of names.
+    Prefixes hold for all tags or for none; `O` and `NO_WORD` do not count. They hold if two of them stand before one label, as in
+    `B-city` and `I-city`. Otherwise an end, `E-` or `L-`, is a part of a name, since no label has an end alone, and so then is every
+    prefix. Of other tags with and without a prefix, those without one must be more for `B-` and `I-` to be parts of names.
 
-    >>> are_names(["O", "NAME", "E-MAIL"]), are_names(["O", "B-MAIL", "E-MAIL"])
+    >>> are_names(["O", "NAME", "E-MAIL", "I-NUMBER"]), are_names(["O", "B-MAIL", "E-MAIL"])
     (True, False)
     """
     found = {(tag[0], tag[2:]) for tag in tags if PREFIXED.fullmatch(tag)}
-    bare = {tag for tag in tags if tag != OUTSIDE and not PREFIXED.fullmatch(tag)}
+    bare = {tag for tag in tags if tag != OUTSIDE and tag not in NO_WORD and not PREFIXED.fullmatch(tag)}
     prefixes, labels = {prefix for prefix, _ in found}, {label for _, label in found}
     if len(labels) < len(found) or labels & bare:
         return False
-    if bare and prefixes & {"B", "I"}:
+    if bare and prefixes & {"B", "I"} and not prefixes & {"E", "L"}:
         return len(bare) > len(found)
     return bool(bare or prefixes & {"E", "L"})
 
 
 @lru_cache(maxsize=256)
 def with_prefixes(tags: tuple[str, ...]) -> tuple[str, ...]:
-    """All `tags` of a model, as `split_tag` reads them: names of labels get the prefix `I-`.
+    """All `tags` of a model, as `split_tag` reads them: names of labels get the prefix `I-`, and `NO_WORD` are `O`.
 
-    >>> with_prefixes(("O", "NAME", "E-MAIL")), with_prefixes(("O", "B-city", "I-city"))
-    (('O', 'I-NAME', 'I-E-MAIL'), ('O', 'B-city', 'I-city'))
+    Where prefixes hold, `X` is `O` too. Where a tag without a prefix stands beside `B-` and `I-` of its label, such tags are entities of
+    one word, as in tags of parts of speech.
+
+    >>> with_prefixes(("O", "NAME", "E-MAIL")), with_prefixes(("O", "B-city", "I-city", "[PAD]"))
+    (('O', 'I-NAME', 'I-E-MAIL'), ('O', 'B-city', 'I-city', 'O'))
+    >>> with_prefixes(("ADJ", "B-ADJ", "I-ADJ", "DET"))
+    ('B-ADJ', 'B-ADJ', 'I-ADJ', 'B-DET')
     """
-    return tuple(tag if tag == OUTSIDE else f"I-{tag}" for tag in tags) if are_names(tags) else tags
+    names, there = are_names(tags), set(tags)
+    of_one_word = not any(tag[:2] in {"E-", "S-", "L-", "U-"} for tag in tags) and any(
+        {f"B-{tag}", f"I-{tag}"} <= there for tag in tags
+    )
+
+    def read(tag: str) -> str:
+        if tag == OUTSIDE or tag in NO_WORD:
+            return OUTSIDE
+        if names:
+            return f"I-{tag}"
+        if PREFIXED.fullmatch(tag):
+            return tag
+        return f"B-{tag}" if of_one_word else OUTSIDE if tag == LATER_PIECE else tag
+
+    return tuple(map(read, tags))
 
 
 @lru_cache(maxsize=4096)

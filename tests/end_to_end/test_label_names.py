@@ -57,7 +57,8 @@ def exported(model: Path, out: Path) -> tuple[Path, str]:
         (("O", "b-city", "i-city"), "write B-city"),
         (("O", "B", "I"), "'B', a prefix without a label"),
         (("O", "B-city", "I-city", "name"), "has the tag 'name' among others with a prefix"),
-        (("0", ".", ","), "the tag outside entities is the capital letter O"),
+        (("0", "city", "name"), "the tag outside entities is the capital letter O"),
+        (("O", "NAME", "I-NUMBER"), "write I-NAME, or O if it is outside"),
         (("O", "S-x", "U-y"), "use one scheme"),
     ],
     ids=str,
@@ -71,8 +72,15 @@ def test_tags_that_are_refused_in_data_are_refused_in_a_model_before_anything_is
     with pytest.raises(BadInput, match=says) as caught:
         exported(model, tmp_path / "bundle")
     assert "id2label" in caught.value.message
-    for use in (lambda: face.evaluate(str(model), tmp_path / "test.jsonl"), lambda: open_answering(str(model))):
-        with pytest.raises(BadInput):
+    with pytest.raises(BadInput):
+        face.evaluate(str(model), tmp_path / "test.jsonl")
+    (tmp_path / "test.jsonl").write_text('{"text": "a b"}\n')
+    for use in (
+        lambda: open_answering(str(model)),
+        lambda: face.explain(model, model, data=str(tmp_path / "test.jsonl"), out=str(tmp_path / "explained")),
+        lambda: face.profile([model], data=str(tmp_path / "test.jsonl")),
+    ):
+        with pytest.raises(BadInput, match="id2label"):
             use()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "test.jsonl"]
     if len(set(labels)) == len(labels):  # a row cannot repeat a label of a model
@@ -107,20 +115,56 @@ def test_a_label_that_begins_like_a_prefix_keeps_its_name_from_data_to_answers(t
         assert {each["label"] for each in document["labels"]} == {*labels} - {"O"}
 
 
-def test_a_teachers_tags_that_are_names_are_learned_under_these_names(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("labels", "learned"),
+    [
+        (("O", "NAME", "E-MAIL"), {"NAME", "E-MAIL"}),
+        (("O", "B-city", "I-city", "[PAD]"), {"city"}),
+        (("ADJ", "B-ADJ", "I-ADJ"), {"ADJ"}),
+    ],
+    ids=str,
+)
+def test_a_teachers_tags_are_learned_as_they_are_answered(
+    tmp_path: Path, labels: tuple[str, ...], learned: set[str]
+) -> None:
     from compress.data.examples import Example
     from compress.data.teacher_labels import read_teacher_labels
 
-    teacher = open_answering(str(checkpoint(tmp_path / "model", ("O", "NAME", "E-MAIL"))))
+    teacher = open_answering(str(checkpoint(tmp_path / "model", labels)))
     ((*answers,),) = ask_model(teacher, [Example(text) for text in TEXTS], range(len(TEXTS)))
     file = tmp_path / "answers.jsonl"
     file.write_text("".join(json.dumps({"text": TEXTS[index]} | fields) + "\n" for index, fields in answers))
     read = read_teacher_labels([file], "token-classification")
     named = {entity.label for example in read.examples(multi_label=False) for entity in example.entities or ()}
-    assert named == {"NAME", "E-MAIL"} == set(entity_labels(teacher.labels))
+    assert named == learned == set(entity_labels(teacher.labels))
+    words = [word for answer in read.answers.values() for word in answer.words or ()]
+    assert {tag for word in words for tag in word.tags} <= {
+        "O",
+        *(f"{prefix}-{each}" for each in learned for prefix in "BI"),
+    }
+    assert [sum(word.tags.values()) for word in words] == pytest.approx([1] * len(words), abs=1e-3)
 
 
-def test_a_model_that_calls_no_word_outside_is_exported_with_a_warning(tmp_path: Path) -> None:
-    bundle, said = exported(checkpoint(tmp_path / "model", ("LABEL_0", "LABEL_1")), tmp_path / "bundle")
+@pytest.mark.parametrize(
+    ("labels", "answered"),
+    [
+        (("O", "B-city", "I-city", "[PAD]", "X", "[CLS]", "[SEP]", "<pad>"), {"city"}),
+        (("O", "S-city", "B-city", "I-city", "E-city", "PAD"), {"city"}),
+        (("ADJ", "B-ADJ", "I-ADJ", "DET"), {"ADJ", "DET"}),
+        (("O", "NAME", "E-MAIL", "I-NUMBER", "PHONE"), {"NAME", "E-MAIL", "I-NUMBER", "PHONE"}),
+    ],
+    ids=str,
+)
+def test_labels_of_what_is_no_entity_and_of_single_words_stand_beside_a_scheme(
+    tmp_path: Path, labels: tuple[str, ...], answered: set[str]
+) -> None:
+    bundle, _ = exported(checkpoint(tmp_path / "model", labels), tmp_path / "bundle")
+    said = {each["label"] for answer in face.Pipeline(bundle)(list(TEXTS)) for each in answer["entities"]}
+    assert said <= answered == set(entity_labels(labels))
+
+
+@pytest.mark.parametrize("labels", [("LABEL_0", "LABEL_1"), ("0", ".", ",", "?", "-", ":")])
+def test_a_model_that_calls_no_word_outside_is_exported_with_a_warning(tmp_path: Path, labels: tuple[str, ...]) -> None:
+    bundle, said = exported(checkpoint(tmp_path / "model", labels), tmp_path / "bundle")
     assert "warning: No tag of the model is O" in said
     assert "No tag of the model is O" in (bundle / "report.json").read_text()

@@ -17,7 +17,7 @@ from compress.data.row_faults import UnreadableFrom
 from compress.input_errors import Faults
 from compress.models.initialise import differing_tokenizers
 from compress.models.layer_maps import spread_layers
-from compress.models.pretrained import HEADS, Opened, open_model, open_tokenizer
+from compress.models.pretrained import HEADS, Opened, check_labels, open_model, open_tokenizer
 from serve.errors import BadInput
 from stillroom.settings.explain import Explaining
 
@@ -57,7 +57,7 @@ def open_inputs(teacher: str, student: str, given: Explaining) -> Inputs:
     faults, columns, notes = Faults(), columns_of(given), list[str]()
     theirs = faults.check(lambda: open_model(teacher, role="TEACHER"))
     ours = faults.check(lambda: open_model(student, role="STUDENT"))
-    task, why = _task_of(theirs, ours) if theirs and ours else (None, "")
+    task, why = faults.check(lambda: _task_of(theirs, ours)) or (None, "") if theirs and ours else (None, "")
     read = faults.check(lambda: _examples(Path(given.data), task, columns, notes))
     pairs = faults.check(lambda: _pairs(given.layers, theirs, ours)) if theirs and ours else None
     faults.raise_if_any()
@@ -123,10 +123,16 @@ def _pairs(asked: Sequence[str], teacher: Opened, student: Opened) -> list[Layer
 
 
 def _task_of(teacher: Opened, student: Opened) -> tuple[Task | None, str]:
-    """The task that both models have a head for, with the same labels; otherwise None, and why as text."""
+    """The task that both models have a head for, with the same labels; otherwise None, and why as text.
+
+    Raises:
+        BadInput: both have a head for it, and labels of one cannot be read.
+    """
     for task in map(check_task, HEADS):
         theirs, ours = teacher.head_for(task), student.head_for(task)
         if theirs and ours:
+            check_labels(theirs, task, f"TEACHER {teacher.name}")
+            check_labels(ours, task, f"STUDENT {student.name}")
             if task == "question-answering":
                 return None, "what a model answers to questions is not compared here"
             if task == "text-regression":  # its one label is a name without meaning

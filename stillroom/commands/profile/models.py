@@ -102,15 +102,18 @@ def check_model(model: Path) -> None:
     """Checks that `model` can be profiled.
 
     Raises:
-        BadInput: it does not exist, is of another kind, or is a damaged checkpoint.
+        BadInput: it does not exist, is of another kind, or is a checkpoint that is damaged or has labels that no verb reads.
     """
     if (model.suffix == ".onnx" and model.is_file()) or (model / MANIFEST).is_file():
         return
     if (model / "config.json").is_file():
-        from compress.models.pretrained import check_checkpoint
+        from compress.data.examples import check_task
+        from compress.models.pretrained import check_checkpoint, check_labels
 
-        _reads(model)
+        reads, _ = _reads(model)
         check_checkpoint(model, str(model))
+        if reads:
+            check_labels(reads.labels, check_task(reads.task), str(model))
         return
     what = "is neither a bundle, nor a checkpoint's folder, nor an .onnx file" if model.exists() else "does not exist"
     raise BadInput(

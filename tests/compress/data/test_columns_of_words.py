@@ -122,6 +122,42 @@ def test_columns_are_read_by_other_names_of_files_and_where_they_are_asked_about
     ]
 
 
+def test_spans_in_brackets_are_read_from_the_last_column(tmp_path: Path) -> None:
+    content = "Ana (PERSON*\nKovac *)\nis *\nin *\nOslo (GPE)\n\nOslo (GPE*)\nNew (GPE*\nYork *\nCity *)\n"
+    assert read(tmp_path, content) == [
+        ("Ana Kovac is in Oslo", [("Ana Kovac", "PERSON"), ("Oslo", "GPE")]),
+        ("Oslo New York City", [("Oslo", "GPE"), ("New York City", "GPE")]),
+    ]
+    assert read(tmp_path, "Ana (PERSON)\nis *\n") == [("Ana is", [("Ana", "PERSON")])]
+
+
+def test_brackets_before_a_column_of_names_are_no_fault(tmp_path: Path) -> None:
+    assert read(tmp_path, "Ana (NP*) NNP\nis * VB\n") == [("Ana is", [("Ana", "NNP"), ("is", "VB")])]
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "said"),
+    [
+        ("Ana (S(NP*\nis *\n", 1, "has '(S(NP*' in its last column, and a span cannot be within another"),
+        ("Ana (NP*\nis (VP*)\nit *)\n", 2, "has '(VP*)' in its last column, and a span cannot be within another"),
+        ("Ana (NP*)\nis *)\n", 2, "has '*)' in its last column, and no span is open there"),
+        ("Ana (NP*\nis *\n\n", 1, "has a text whose last span (NP*) is not closed"),
+        (
+            "bc/1 0 0 Ana NNP (TOP(NP* - - - - (PERSON) (ARG0*) (1)\nbc/1 0 1 is VB (VP*)) - - - - * (V*) -\n",
+            None,
+            "has spans in brackets such as '(PERSON)' in column 11 of 13, and '(1)' in its last; put the words into the first column, "
+            "and their tags into the last",
+        ),
+    ],
+)
+def test_brackets_that_are_no_spans_of_words_are_faults(
+    tmp_path: Path, content: str, line: int | None, said: str
+) -> None:
+    with pytest.raises(BadRows) as caught:
+        read(tmp_path, content)
+    assert [(fault.line, said in fault.reason) for fault in caught.value.faults] == [(line, True)], caught.value
+
+
 def test_an_entity_of_blanks_is_a_fault_and_blanks_at_its_ends_are_cut_off(tmp_path: Path) -> None:
     def row(tokens: str, tags: str) -> str:
         return f'{{"tokens": {tokens}, "tags": {tags}}}\n'

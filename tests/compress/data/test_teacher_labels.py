@@ -18,7 +18,7 @@ from compress.data.columns import Columns
 from compress.data.encoded import Encoded, encode
 from compress.data.examples import Entity, Example, Task
 from compress.data.row_faults import BadRows
-from compress.data.teacher_labels import Held, TeacherLabels, read_teacher_labels
+from compress.data.teacher_labels import Held, TeacherLabels, read_teacher_labels, word_logits
 from compress.evaluation.predictions import predictions, softmax
 from serve.errors import BadInput
 from serve.text.labels import bio_tags
@@ -126,6 +126,11 @@ def test_all_of_a_words_probabilities_are_carried(tokenizer: Tokenizer, tmp_path
     assert found is not None
     by_tag = [{tag: round(float(p), 4) for tag, p in zip(TAGS, line, strict=True) if p > 1e-3} for line in found]
     assert by_tag == [{"B-city": 0.6, "I-item": 0.1, "O": 0.3}, *[{"I-city": 0.6, "I-item": 0.1, "O": 0.3}] * 2]
+
+
+def test_tags_that_are_read_alike_share_their_probability() -> None:
+    found = softmax(word_logits([{("O", ""): 0.6, ("B", "x"): 0.3, ("I", "x"): 0.1}], ("O", "B-x", "I-x", "[PAD]")))
+    np.testing.assert_allclose(found, [[0.3, 0.3, 0.1, 0.3]], atol=1e-4)
 
 
 def test_the_rows_in_the_docs_are_read_as_they_are_described(tokenizer: Tokenizer, tmp_path: Path) -> None:

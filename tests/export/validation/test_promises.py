@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from compress.data.encoded import encode
 from compress.data.examples import Entity, Example
+from compress.evaluation.predictions import predictions
 from export.settings import VariantSettings
 from export.validation.promises import (
     THRESHOLDS,
@@ -159,6 +160,20 @@ def test_answers_are_those_that_the_server_gives_with_its_scores() -> None:
         1.0,
     )
     assert (of_classes.right.tolist(), of_classes.wanted.tolist()) == ([True, False], [1, 1])
+
+
+def test_entities_of_data_that_came_as_words_are_right_if_the_words_that_they_touch_are() -> None:
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "rome": 1, "oslo": 2, "-": 3}, unk_token="[UNK]"))  # noqa: S106 - a token of text
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    example = Example("rome-oslo oslo", entities=(Entity(0, 9, "city"), Entity(10, 14, "city")), blanks_in_words=())
+    encoded = encode([example], tokenizer, "token-classification", ("O", "B-city", "I-city"))
+    # rome, then oslo of the same word, then oslo: three spans of a server, the second of which is in the word of the first.
+    logits = [np.array([[0.0, 5, 0], [5, 0, 0], [0, 3, 0], [0, 4, 0]])]
+    found = answers_of([example], encoded, logits, 1.0)
+    (said,) = predictions(encoded, logits)
+    assert (found.right.tolist(), found.wanted.tolist()) == ([True, True], [2])
+    assert len(said) == len(found.right)
+    np.testing.assert_allclose(found.scores, [np.exp(x) / (np.exp(x) + 2) for x in (5, 4)], rtol=1e-6)
 
 
 def test_a_promise_is_told_with_what_it_came_to() -> None:
