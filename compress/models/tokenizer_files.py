@@ -30,6 +30,8 @@ PROBE = (
     "pneumonoultramicroscopicsilicovolcanoconiosis Ελληνικά русский 東京タワー हिन्दी عربي 👩‍🚀 ﬁne \u00ad½ İstanbul ẞ"
 )
 
+UNKNOWN = "𒀀ꙮ"  # letters that no normalizer drops, and that few vocabularies have
+
 
 def fast_tokenizer(folder: Path, named: str, config: Any) -> Any:
     """The fast tokenizer in `folder`, as transformers holds it. Messages name the model as `named`.
@@ -40,7 +42,7 @@ def fast_tokenizer(folder: Path, named: str, config: Any) -> Any:
     lowers each text, so does this tokenizer.
 
     Raises:
-        BadInput: it cannot be opened, has no fast form, or has other ids that the embedding has no rows for.
+        BadInput: it cannot be opened, has no fast form, has other ids that the embedding has no rows for, or no token for unknown words.
     """
     theirs, fault = _by_class(folder)
     by_class: Tokenizer | None = theirs.backend_tokenizer if theirs and theirs.is_fast else None
@@ -65,6 +67,7 @@ def fast_tokenizer(folder: Path, named: str, config: Any) -> Any:
     kept = without_rowless_tokens(_lowering(own) if lowers_texts(folder) else own, rows_of(config))
     _warn_of_dropped(set(own.get_vocab()) - set(kept.get_vocab()), folder, named)
     check_ids(kept, config, named)
+    _check_unknown_words(kept, named)
     if kept is not by_class:
         theirs = _wrapped(kept, theirs, folder)
     if cuts_left:
@@ -84,6 +87,17 @@ def check_ids(tokenizer: Tokenizer, config: Any, named: str) -> None:
             "Call model.resize_token_embeddings(len(tokenizer)) and train the new rows, or save the tokenizer that the model was "
             "trained with."
         )
+
+
+def _check_unknown_words(tokenizer: Tokenizer, named: str) -> None:
+    try:
+        with panics_are_errors():
+            tokenizer.encode(UNKNOWN)
+    except Exception as error:  # the Rust side raises plain Exception
+        raise BadInput(
+            f"{named}: its tokenizer fails at a word that it does not know ({in_one_line(error)}). Add a token for unknown words ([UNK]) "
+            "to its vocabulary and a row for it to the embedding, or save the tokenizer that the model was trained with."
+        ) from error
 
 
 def rows_of(config: Any) -> int | None:
@@ -139,11 +153,20 @@ def _warn_of_class(own: Tokenizer | None, in_file: Tokenizer, folder: Path, name
             f"{named}: the tokenizer_class {named_class} of its {TOKENIZER_CONFIG} gives no fast tokenizer ({fault}); "
             f"{TOKENIZER_JSON} is read instead."
         )
-    elif any(own.encode(*texts).ids != in_file.encode(*texts).ids for texts in ((PROBE,), (PROBE, PROBE))):
+    elif any(_ids(own, *texts) != _ids(in_file, *texts) for texts in ((PROBE,), (PROBE, PROBE))):
         warn(
             f"{named}: its {TOKENIZER_JSON} and the class {fault}, which transformers makes of its {TOKENIZER_CONFIG}, give "
             f"different tokens for the same text; {TOKENIZER_JSON} is read."
         )
+
+
+def _ids(tokenizer: Tokenizer, text: str, pair: str | None = None) -> list[int] | None:
+    """The ids of a text, or of a pair; None if the tokenizer fails."""
+    try:
+        with panics_are_errors():
+            return list(tokenizer.encode(text, pair).ids)
+    except Exception:  # the Rust side raises plain Exception
+        return None
 
 
 def _with_tokens_of(in_file: Tokenizer, by_class: Tokenizer | None) -> Tokenizer:

@@ -24,6 +24,8 @@ log = logging.getLogger("serve")
 # The status in metrics and log if the client disconnects before its answer; it is never sent. nginx uses the same number.
 CLIENT_GONE = 499
 
+SHOWN_TEXTS = 10  # in a message
+
 NOSNIFF = (b"x-content-type-options", b"nosniff")
 
 # Paths that monitoring asks all the time; their answers with 200 are not logged.
@@ -180,7 +182,9 @@ class RequestMiddleware:
             log.error("request %s to %s failed", context.request_id, shortened(scope["path"]), exc_info=error)
             if begun:  # the answer has begun, so it can only be broken off
                 raise error
-            answer = InternalError(f"the server failed; its log has the reason, under request {context.request_id}")
+            answer = InternalError(
+                _of_texts(context) or f"the server failed; its log has the reason, under request {context.request_id}"
+            )
         await error_response(answer, path=scope["path"])(scope, receive, send)
 
     def _leave(self, scope: Scope, context: RequestContext, key: Key | None) -> None:
@@ -201,6 +205,19 @@ class RequestMiddleware:
             self.traces.add(scope, context, endpoint, context.status, context.request_id)
         if not (context.status == 200 and scope["path"] in PROBED) and access_log.isEnabledFor(logging.INFO):
             note("request", access_fields(scope, context, took_s))
+
+
+def _of_texts(context: RequestContext) -> str:
+    """Which of several texts the model failed on, for the client; empty if it is none of them."""
+    if context.texts < 2 or not context.failed_texts:
+        return ""
+    named = [str(place + 1) for place in sorted(context.failed_texts)]
+    which, them = ("text", "it") if len(named) == 1 else ("texts", "them")
+    more = f" and {len(named) - SHOWN_TEXTS} more" if len(named) > SHOWN_TEXTS else ""
+    return (
+        f"the model failed on {which} {', '.join(named[:SHOWN_TEXTS])}{more} of {context.texts}; send the others without {them}. "
+        f"The server's log has the reason, under request {context.request_id}"
+    )
 
 
 def access_fields(scope: Scope, context: RequestContext, took_s: float) -> dict[str, object]:

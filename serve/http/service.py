@@ -436,7 +436,7 @@ def content_security_policy(page: str) -> str:
 
 
 async def in_a_thread(call: Callable[[], Result], limit_s: float) -> Result:
-    """What `call` returns or raises. TimeoutError after `limit_s`; then nobody waits for it any longer.
+    """What `call` returns or raises, a TimeoutError of its own too. TimeoutError after `limit_s`; then nobody waits for it any longer.
 
     Unlike with asyncio.to_thread, the program may end before it does: a download may take long.
     """
@@ -462,9 +462,11 @@ async def in_a_thread(call: Callable[[], Result], limit_s: float) -> Result:
 
     threading.Thread(target=work, name="reload", daemon=True).start()
     try:
-        async with asyncio.timeout(limit_s):
+        async with asyncio.timeout(limit_s) as limit:
             return await outcome
     except TimeoutError as error:
+        if not limit.expired():
+            raise
         raise TimeoutError(f"it took longer than {limit_s:g} s") from error
 
 

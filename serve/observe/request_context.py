@@ -69,6 +69,8 @@ class RequestContext:
     model: str | None = None
     variant: str | None = None
     texts: int = 0
+    failed_texts: list[int] = field(default_factory=list)
+    """The indices of those on which the model has failed by now."""
     error_code: str | None = None
     request_id: str = ""
     key_name: str | None = None

@@ -38,10 +38,11 @@ Answered = bytes | Logits
 
 
 class Asked(NamedTuple):
-    """A work item and the context of its request."""
+    """A work item, the context of its request, and its index there."""
 
     work: Work
     context: RequestContext
+    place: int = 0
 
 
 class _Batch:
@@ -260,6 +261,8 @@ class ModelProcess(asyncio.SubprocessProtocol):
             batch.asked[place].context.stages = batch.stages
             batch.done(place, answer)
         for place, failure in reply.failures:
+            if failure.ours:
+                batch.asked[place].context.failed_texts.append(batch.asked[place].place)
             batch.done(place, (InternalError if failure.ours else BadInput)(failure.message, field=failure.field))
 
     def _lose(self, error: Exception) -> None:

@@ -169,7 +169,9 @@ class ServedModel:
             raise
 
     def _asked(self, works: list[Work], context: RequestContext) -> tuple[list[Asked], list[int]]:
-        return [Asked(work, context) for work in works], [self._estimated_tokens(work) for work in works]
+        return [Asked(work, context, place) for place, work in enumerate(works)], [
+            self._estimated_tokens(work) for work in works
+        ]
 
     def hold(self) -> None:
         """Keeps the model from stopping until `let_go`, so that a request which has chosen it can ask."""

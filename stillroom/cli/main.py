@@ -16,8 +16,8 @@ from click.shell_completion import get_completion_class
 
 from compress import distributed
 from compress.engine.threads import training_spins, wait_for_work
-from serve.errors import BadInput, StillroomError, is_panic, no_room
-from serve.standard_streams import drop_unwritten
+from serve.errors import BadInput, InternalError, StillroomError, is_panic, no_room
+from serve.standard_streams import drop_unwritten, reader_gone
 from stillroom.cli import demo, judge, make, use
 from stillroom.cli.options import WIDTH, write_rows
 from stillroom.console import console, say
@@ -69,8 +69,13 @@ def _output_read() -> Iterator[None]:
         finally:
             sys.stdout.flush()
     except (BrokenPipeError, SystemExit) as error:
-        if not isinstance(error.__context__ if isinstance(error, SystemExit) else error, BrokenPipeError):
+        of_rich = isinstance(error, SystemExit)  # which has put the null device in place of the output by now
+        if of_rich and not isinstance(error.__context__, BrokenPipeError):
             raise
+        if not of_rich and not reader_gone(sys.stdout):  # click would leave without a word
+            raise InternalError(
+                f"a pipe or connection was closed by its other end ({error}); give the same command again"
+            ) from error
         drop_unwritten(sys.stdout)
         raise BadInput(
             "the output was closed before all of it was written; read it to its end, or write it to a file"

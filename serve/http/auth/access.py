@@ -33,13 +33,13 @@ class Access:
         """Forbidden if the request is for the name of another server.
 
         A web page may have its own name resolve to this machine, and then call this server as if it were its own (DNS rebinding). It
-        cannot do so with an address or with localhost.
+        cannot do so with an address, nor with localhost and the names below it, which are the loopback (RFC 6761, section 6.3).
         """
         if not self.hosts:
             return
         host = headers.get(b"host", b"").decode("latin-1").strip().lower()
         name = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0].rstrip(".")
-        if name in self.hosts or name in ("", "localhost") or _is_address(name):
+        if name in self.hosts or not name or name == "localhost" or name.endswith(".localhost") or _is_address(name):
             return
         raise Forbidden(
             f"the request is for {shortened(name)}, and this server answers for localhost, addresses and the names of --allow-host; "

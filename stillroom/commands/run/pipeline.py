@@ -157,7 +157,10 @@ def plan_of(recipe: Recipe) -> Plan:
         raise BadInput("--dry-run needs a named student; `stillroom search` finds one for a budget.")
     inputs = prepare(recipe)
     same_bits(inputs.recipe.threads)
-    return dataclasses.replace(timed_plan(inputs), understood=_say_understood(inputs))
+    told, plan = _say_understood(inputs), timed_plan(inputs)
+    for warning in plan.warnings:
+        say(f"warning: {warning}")
+    return dataclasses.replace(plan, understood=told, warnings=(*inputs.warnings, *plan.warnings))
 
 
 def _say_understood(inputs: RunInputs) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from stillroom.commands.run import export_and_scores
-from stillroom.console import result, say, table
+from stillroom.console import result, table
 from stillroom.report.doubts import doubts
 from stillroom.report.latency_table import PAIRED
 
@@ -65,6 +65,4 @@ def show_plan(plan: dict[str, Any]) -> None:
         [name, str(steps.get(name, "")), f"{seconds / 60:.1f}"] for name, seconds in plan["seconds"].items() if seconds
     ]
     table("plan, from a few timed steps; nothing was trained", ["stage", "steps", "minutes"], rows)
-    for warning in plan["warnings"]:
-        say(f"warning: {warning}")
     result(f"About {plan['minutes']:.0f} minutes and {plan['memory_bytes'] / 2**30:.1f} GiB of memory.")

@@ -56,6 +56,7 @@ class Plan:
     memory_bytes: int = 0
     understood: dict[str, Any] = field(default_factory=dict)  # see `compress.engine.understood`
     warnings: tuple[str, ...] = ()
+    """Of trainings that were cut; in the document of a dry run also those about its inputs."""
 
     @property
     def minutes(self) -> float:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import transformers
-from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 import stillroom
 from compress.distributed import warn
@@ -147,6 +147,23 @@ def test_a_token_without_a_row_that_stands_around_every_text_is_refused(checkpoi
     )
     tokenizer.save(str(checkpoint / "tokenizer.json"))
     with pytest.raises(BadInput, match=rf"ids up to {end} \('\[END\]'\), but its embedding has only {end} rows"):
+        open_tokenizer(open_model(str(checkpoint)))
+
+
+@pytest.mark.parametrize("kind", ["WordPiece", "WordLevel", "Unigram"])
+def test_a_vocabulary_without_a_token_for_unknown_words_is_refused_at_the_door(checkpoint: Path, kind: str) -> None:
+    words = [word for word in in_file(checkpoint).get_vocab() if word not in ("[UNK]", "[unused]")]
+    made = {
+        "WordPiece": lambda: models.WordPiece({word: id for id, word in enumerate(words)}, unk_token="[UNK]"),  # noqa: S106 - no password
+        "WordLevel": lambda: models.WordLevel({word: id for id, word in enumerate(words)}, unk_token="[UNK]"),  # noqa: S106 - no password
+        "Unigram": lambda: models.Unigram([(word, 0.0) for word in words]),
+    }
+    tokenizer = Tokenizer(made[kind]())
+    tokenizer.save(str(checkpoint / "tokenizer.json"))
+    (checkpoint / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    with pytest.raises(
+        BadInput, match=rf"{checkpoint.name}: its tokenizer fails at a word that .* Add a token for unknown"
+    ):
         open_tokenizer(open_model(str(checkpoint)))
 
 

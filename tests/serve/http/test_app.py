@@ -253,9 +253,22 @@ def test_a_model_that_gives_nan_is_a_server_fault_and_never_an_answer(client: ht
     )
     assert response.status_code == 500
     assert response.json() == {
-        "error": {"code": "internal", "message": "the server failed; its log has the reason, under request nan-1"}
+        "error": {
+            "code": "internal",
+            "message": "the model failed on text 2 of 2; send the others without it. The server's log has the reason, under request nan-1",
+        }
     }
+    alone = client.post(
+        "/v1/entities", json={"text": "refund", "model": "broken"}, headers={"X-Request-Id": "nan-2"}
+    ).json()
+    assert alone["error"]["message"] == "the server failed; its log has the reason, under request nan-2"
     assert client.post("/v1/entities", json={"text": "rome", "model": "broken"}).status_code == 200
+
+
+def test_texts_on_which_a_model_fails_are_named_so_that_the_others_can_be_sent(client: httpx.Client) -> None:
+    texts = ["rome", "refund", "fly to rome", "refund", "rome"]
+    message = client.post("/v1/entities", json={"text": texts, "model": "broken"}).json()["error"]["message"]
+    assert "the model failed on texts 2, 4 of 5; send the others without them." in message
 
 
 def test_a_fault_of_the_server_is_500_by_its_other_protocol_too(client: httpx.Client) -> None:

@@ -3,10 +3,12 @@
 import asyncio
 import gc
 import json
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -21,7 +23,7 @@ from starlette.requests import ClientDisconnect, Request
 from serve.errors import Overloaded
 from serve.http.connections.exchange import GONE
 from serve.http.deadlines import Deadlines
-from serve.http.service import Service
+from serve.http.service import Service, in_a_thread
 from serve.observe.metrics import Metrics
 from serve.settings import Limits
 from serve.workers.supervisor import ServedModel
@@ -275,3 +277,15 @@ def test_an_answer_that_comes_as_its_client_goes_is_no_error() -> None:
 
     asyncio.run(scenario())
     assert said == []
+
+
+def test_a_time_out_within_a_call_is_told_as_its_own_and_not_as_the_limit() -> None:
+    def refused() -> None:
+        raise TimeoutError(110, "Connection timed out")
+
+    with pytest.raises(TimeoutError, match="Connection timed out"):
+        asyncio.run(in_a_thread(refused, PATIENCE_S))
+    ends = threading.Event()
+    with pytest.raises(TimeoutError, match=r"it took longer than 0\.01 s"):
+        asyncio.run(in_a_thread(partial(ends.wait, PATIENCE_S), 0.01))
+    ends.set()

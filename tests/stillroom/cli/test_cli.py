@@ -204,7 +204,9 @@ def test_texts_of_test_are_left_out_of_what_the_student_sees(
     arguments = [*(part for pair in given.items() for part in pair), "--unlabelled", spaced]
     code, said = run("run", *arguments, "--dry-run", "--json")
     assert code == 0, said
-    assert "60 texts of --unlabelled are in validation or test and were left out" in said
+    left_out = "60 texts of --unlabelled are in validation or test and were left out"
+    assert said.count(f"warning: {left_out}") == 1
+    assert [each for each in json.loads(said[said.index("{") :])["warnings"] if left_out in each]
 
 
 def test_numbers_out_of_range_and_missing_settings(run: Run, given: dict[str, str | Path], tmp_path: Path) -> None:

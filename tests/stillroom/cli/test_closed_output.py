@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from lookup_bundles import city_table, write_bundle
 from repository import ROOT
+
+from stillroom.cli.main import Verbs, guarded
 
 VERBS = (["--version"], ["--help"], ["inspect", "BUNDLE"], ["inspect", "BUNDLE", "--json"])
 
@@ -32,6 +35,30 @@ def test_an_output_that_was_closed_before_the_start_is_told_in_one_line(argument
             command(arguments, bundle, closing), check=False, cwd=ROOT, stdout=subprocess.PIPE, text=True
         )
         assert (done.returncode, bool(done.stdout)) == (0, output)
+
+
+@pytest.mark.parametrize("closing", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_process_that_is_started_has_what_stands_in_place_of_closed_streams(closing: str) -> None:
+    """Otherwise the first file that it opens gets the number of its output."""
+    child = "import os; [os.fstat(number) for number in range(3)]"
+    program = (
+        "import subprocess, sys; from serve.standard_streams import open_closed_streams as opened; opened(); "
+        f"sys.exit(subprocess.run([sys.executable, '-c', {child!r}], check=False).returncode)"
+    )
+    closed = ["bash", "-c", f'exec "$@" {closing}', "bash", sys.executable, "-c", program]
+    assert subprocess.run(closed, check=False, cwd=ROOT, capture_output=True).returncode == 0
+
+
+def test_only_a_broken_pipe_of_the_output_itself_is_told_as_an_unread_output(capfd: pytest.CaptureFixture[str]) -> None:
+    @click.command()
+    def verb() -> None:
+        raise BrokenPipeError(32, "Broken pipe")  # as a socket's
+
+    group = Verbs("stillroom", commands={"verb": verb})
+    assert guarded(lambda: group.main(["verb"])) == 1
+    said = capfd.readouterr().err
+    assert "output was closed" not in said
+    assert "a fault of this program" in said
 
 
 @pytest.mark.parametrize("arguments", VERBS, ids=" ".join)

@@ -140,8 +140,11 @@ class Annotator:
                     size_bytes, sha256 = path.stat().st_size, sha256_file(path)
                 kept.remove()
                 return Made(name, shown(part.source.place), rows, size_bytes, sha256, bad, file.unit)
-        except BadInput:  # once that is put right, the part begins anew
-            kept.remove()
+        except (
+            BadInput
+        ) as error:  # once that is put right, the part begins anew; what the system refused may pass, as a full disk
+            if not isinstance(error.__cause__, OSError):
+                kept.remove()
             raise
 
     def _check_unchanged(self, source: InputPlace, meanwhile: str = ANNOTATED) -> None:

@@ -394,6 +394,32 @@ def test_a_restart_uses_no_answers_of_a_part_that_was_begun(slow: Path, tmp_path
         assert (b'"text":"oslo"' in part.read_bytes()) is not restart
 
 
+def test_a_disk_that_is_full_costs_no_answers_that_are_there(slow: Path, tmp_path: Path) -> None:
+    import resource
+
+    given, out = tmp_path / "in.txt", tmp_path / "out"
+    given.write_text(f"{SLOW_TEXT}\n" * 250, encoding="utf-8")
+    out.mkdir()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (100_000, limits[1])
+    )  # no file may be larger; whoever is started inherits it
+    try:
+        with running(slow, given, out, "--part-rows", "250") as driver:
+            said = driver.communicate(timeout=PATIENCE_S)[1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert driver.returncode == 2, said
+    assert "Make room, and give the same command again" in " ".join(said.split())
+    begun = unfinished(out).read_bytes()
+    assert b"rome" in begun
+    unfinished(out).write_bytes(begun.replace(b"rome", b"oslo"))  # to be told from what is computed
+    annotate_files(settings_of(slow, given, out, part_rows=250))
+    (part,) = parts_of(out, given.name)
+    assert b'"text":"oslo"' in part.read_bytes()
+    assert b'"text":"rome"' in part.read_bytes()
+
+
 def unfinished(out: Path) -> Path:
     """The file that keeps the answers of the one part that is begun."""
     (file,) = out.glob(".*.unfinished")
