@@ -34,7 +34,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from compress.data.examples import check_task
 from compress.engine import task_stages
 from compress.engine.distill import distill
 from compress.engine.hardware import same_bits
@@ -44,11 +43,12 @@ from compress.engine.method_runner import run_method, with_head
 from compress.engine.resumable_stages import TRAINING, Workdir
 from compress.engine.soft_labels import make_soft_labels, read_confidence, read_soft_labels
 from compress.engine.task_inputs import TaskInputs, open_task
-from compress.evaluation.metrics import counts, gold_of, mean_score, score
-from compress.evaluation.predictions import predictions, row_logits
+from compress.evaluation.metrics import ACCURACY
+from compress.evaluation.predictions import row_logits
 from compress.models.initialise import student_of
 from compress.models.pretrained import load, load_encoder, open_model
 from compress.settings import TaskSettings
+from compress.tasks import task_named
 from compress.training.task_training import TaskTraining, train_on_task
 from latency.measure.machine import machine_facts
 
@@ -271,7 +271,7 @@ class Bench:
     def train(self, folder: Path, one: Training) -> None:
         """Train and score one student."""
         inputs = self.inputs(one.set)
-        task = check_task(inputs.settings.task)
+        task = task_named(inputs.settings.task)
         kind, _, share = one.arm.removesuffix(LONGER).partition("-")
         rate = one.rate or self.rate(one)
         teacher, body = self.teacher(one.set), self.body(one.set, one.body)
@@ -298,10 +298,12 @@ class Bench:
                 unlabelled=inputs.in_domain if kind == "rest" else None, soft=soft,
             )  # fmt: skip
             best = max(value for _, value in progress.validation)
-        gold = [gold_of(example, task) for example in inputs.splits.test]
-        said = counts(gold, predictions(inputs.test, row_logits(model.to("cpu"), inputs.test)))
+        gold = [task.gold_of(example) for example in inputs.splits.test]
+        said = task.metric.counts(
+            gold, inputs.test.task.predictions(inputs.test, row_logits(model.to("cpu"), inputs.test))
+        )
         result = one._asdict() | {
-            "rate": rate, "steps": steps, "validation": round(best, 5), "test": round(float(mean_score([said]).value), 5),
+            "rate": rate, "steps": steps, "validation": round(best, 5), "test": round(task.metric.value(said), 5),
             "minutes": round((time.monotonic() - started) / 60, 2),
         }  # fmt: skip
         (folder / "counts.json").write_text(json.dumps(said.tolist()), encoding="utf-8")
@@ -311,9 +313,11 @@ class Bench:
 def teacher_row(bench: Bench, name: str) -> dict[str, Any]:
     """Scores of the teacher of a set, and how sure it is."""
     inputs, folder = bench.inputs(name), bench.teacher(name)
-    task = check_task(inputs.settings.task)
-    gold = [gold_of(example, task) for example in inputs.splits.test]
-    reached = score(gold, predictions(inputs.test, row_logits(load(open_model(str(folder)), task), inputs.test)))
+    task = task_named(inputs.settings.task)
+    gold = [task.gold_of(example) for example in inputs.splits.test]
+    reached = task.metric.score(
+        gold, inputs.test.task.predictions(inputs.test, row_logits(load(open_model(str(folder)), task), inputs.test))
+    )
     found = {"set": name, "test": round(reached.value, 5), "validation": read_lineage(folder)["on_validation"]}
     found |= {"labelled": len(inputs.train), "without_labels": len(inputs.unlabelled)}
     for kind in ("soft-labels", "folds"):
@@ -339,7 +343,7 @@ def differences(bench: Bench, rows: list[dict[str, Any]]) -> list[dict[str, Any]
             theirs = groups.get((name, *other), {})
             seeds = sorted(ours.keys() & theirs.keys())
             if seeds and other != (body, arm):
-                value = mean_score(
+                value = ACCURACY.mean_score(
                     [bench.counts(ours[seed]) for seed in seeds], less=[bench.counts(theirs[seed]) for seed in seeds]
                 )
                 found.append(

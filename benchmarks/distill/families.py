@@ -26,7 +26,7 @@ from encoders import encoder  # noqa: E402 - the tests are no package
 
 from compress.data.batches import TaskText  # noqa: E402
 from compress.data.corpus import CorpusText, chunks, masking_of  # noqa: E402
-from compress.data.encoded import encode, pad_id_of  # noqa: E402
+from compress.data.encoded import pad_id_of  # noqa: E402
 from compress.data.splits import read_splits  # noqa: E402
 from compress.data.texts import stream_texts  # noqa: E402
 from compress.losses.outputs import total  # noqa: E402
@@ -35,6 +35,7 @@ from compress.methods.objectives import Projections  # noqa: E402
 from compress.models.families import FAMILIES  # noqa: E402
 from compress.models.initialise import student_of  # noqa: E402
 from compress.models.shapes import Shape  # noqa: E402
+from compress.tasks import TEXT_CLASSIFICATION  # noqa: E402
 from compress.training.stage import StageSettings, step_losses, train_stage  # noqa: E402
 from serve.text.tokenizer import load_tokenizer  # noqa: E402
 
@@ -50,10 +51,10 @@ def texts_of(stage: Stage, given: argparse.Namespace) -> Any:
 
 @cache
 def task_text(tokenizer: str, data: str) -> TaskText:
-    train = read_splits(data, "text-classification").train
+    train = read_splits(data, TEXT_CLASSIFICATION).train
     labels = sorted({str(example.label) for example in train})[:CLASSES]
     examples = [example for example in train if example.label in labels]
-    return TaskText(encode(examples, load_tokenizer(Path(tokenizer), LONGEST), "text-classification", labels), BATCH, 0)
+    return TaskText(TEXT_CLASSIFICATION.encode(examples, load_tokenizer(Path(tokenizer), LONGEST), labels), BATCH, 0)
 
 
 def plain_text(given: argparse.Namespace, stage: Stage) -> CorpusText:

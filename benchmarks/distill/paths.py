@@ -26,12 +26,10 @@ from torch.nn import functional
 
 from compress.data.batches import inputs_for
 from compress.data.corpus import CorpusText, chunks
-from compress.data.examples import check_task
 from compress.data.texts import read_texts
 from compress.distributed import Share
 from compress.engine.task_stages import on_task
-from compress.evaluation.metrics import counts, gold_of, metric_of
-from compress.evaluation.predictions import predictions, row_logits
+from compress.evaluation.predictions import row_logits
 from compress.losses.relations import dot_scores, split_heads
 from compress.methods.catalogue import Stage
 from compress.methods.presets import Schedule
@@ -39,6 +37,7 @@ from compress.models.families import FAMILIES
 from compress.models.initialise import student_of
 from compress.models.precision import autocast
 from compress.models.pretrained import load, load_encoder, open_model, save_tokenizer
+from compress.tasks import task_named
 from compress.training.loop import train
 from compress.training.stage import StageSettings, train_stage
 from stillroom.inputs.preflight import RunInputs, prepare
@@ -109,7 +108,7 @@ def student_by(
 
 def score(student: Any, inputs: RunInputs, given: argparse.Namespace) -> float:
     """The task metric on test of the student after fine-tuning."""
-    task = check_task(inputs.recipe.task)
+    task = task_named(inputs.recipe.task)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         student.save_pretrained(folder / "student")
@@ -118,8 +117,8 @@ def score(student: Any, inputs: RunInputs, given: argparse.Namespace) -> float:
         model = load(open_model(str(folder / "student")), task, inputs.labels)
         steps = round(given.task_epochs * -(-len(inputs.train) // inputs.recipe.batch))
         on_task(model, folder, inputs, steps, inputs.recipe.student_learning_rate, "fine-tuning")
-        gold = [gold_of(example, task) for example in inputs.splits.test]
-        return float(metric_of(counts(gold, predictions(inputs.test, row_logits(model, inputs.test))).sum(axis=0)))
+        gold = [task.gold_of(example) for example in inputs.splits.test]
+        return task.metric.score(gold, task.predictions(inputs.test, row_logits(model, inputs.test))).value
 
 
 def main() -> None:

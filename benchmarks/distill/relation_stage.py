@@ -14,15 +14,14 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from compress.data.examples import check_task
 from compress.engine import task_stages
 from compress.engine.fingerprints import fingerprint
 from compress.engine.hardware import same_bits
 from compress.engine.lineage import read_lineage
 from compress.engine.method_runner import run_method
 from compress.engine.soft_labels import make_soft_labels
-from compress.evaluation.metrics import difference, gold_of, score
-from compress.evaluation.predictions import predictions, row_logits
+from compress.evaluation.predictions import row_logits
+from compress.tasks import task_named
 from stillroom.commands.run.time_budget import full_plan, timed_rates
 from stillroom.console import say
 from stillroom.inputs.preflight import prepare
@@ -77,7 +76,7 @@ def main() -> None:
             "both", lambda f: task_stages.make_distilled(f, inputs, related, soft, rest, method_inputs)
         ),
     }
-    task = check_task(recipe.task)
+    task = task_named(recipe.task)
     document: dict[str, object] = {
         "seconds": budget_s,
         "rates": dataclasses.asdict(rates),
@@ -87,15 +86,15 @@ def main() -> None:
     said = {}
     for name, folder in arms.items():
         model = task_stages.load_stage(folder, inputs)
-        said[name] = predictions(inputs.test, row_logits(model, inputs.test))
-        gold = [gold_of(example, task) for example in inputs.splits.test]
+        said[name] = inputs.test.task.predictions(inputs.test, row_logits(model, inputs.test))
+        gold = [task.gold_of(example) for example in inputs.splits.test]
         validation = read_lineage(folder)["validation"]
         document[name] = {
-            "test": dataclasses.asdict(score(gold, said[name])),
+            "test": dataclasses.asdict(task.metric.score(gold, said[name])),
             "validation": max(value for _, value in validation),
         }
     a, b = said.values()
-    document["task only less relations"] = dataclasses.asdict(difference(gold, a, b))
+    document["task only less relations"] = dataclasses.asdict(task.metric.difference(gold, a, b))
     print(json.dumps(document, indent=2))
 
 

@@ -26,9 +26,9 @@ from tokenizers import Tokenizer
 
 from compress.data.labelled_files import read_examples
 from compress.engine.threads import POLICY, SPINS
+from compress.tasks import TEXT_CLASSIFICATION
 
 BUSY = "while True: pass"
-TASK = "text-classification"
 
 
 def make_tokenizer(texts: list[str], file: Path) -> None:
@@ -59,7 +59,6 @@ def train(given: argparse.Namespace) -> dict[str, float]:
     from transformers import BertConfig, BertForSequenceClassification
 
     from compress.data.batches import TaskText
-    from compress.data.encoded import encode
     from compress.methods.catalogue import LABELS
     from compress.models.families import FAMILIES
     from compress.models.shapes import shape_of
@@ -67,10 +66,10 @@ def train(given: argparse.Namespace) -> dict[str, float]:
 
     torch.set_num_threads(given.threads)
     torch.use_deterministic_algorithms(True)
-    examples = read_examples(Path(given.data, "train.jsonl"), TASK)
+    examples = read_examples(Path(given.data, "train.jsonl"), TEXT_CLASSIFICATION)
     labels = sorted({str(example.label) for example in examples})
     tokenizer = Tokenizer.from_file(given.tokenizer)
-    text = TaskText(encode(examples, tokenizer, TASK, labels), given.batch, 0)
+    text = TaskText(TEXT_CLASSIFICATION.encode(examples, tokenizer, labels), given.batch, 0)
     shape = shape_of(given.student)
     torch.manual_seed(0)
     student = BertForSequenceClassification(
@@ -160,7 +159,9 @@ def main() -> None:
     load = [os.getloadavg()[0]]
     with tempfile.TemporaryDirectory() as scratch:
         tokenizer = Path(scratch, "tokenizer.json")
-        make_tokenizer([each.text for each in read_examples(Path(given.data, "train.jsonl"), TASK)], tokenizer)
+        make_tokenizer(
+            [each.text for each in read_examples(Path(given.data, "train.jsonl"), TEXT_CLASSIFICATION)], tokenizer
+        )
         for number in range(given.rounds):
             order = list(cases)[number % len(cases) :] + list(cases)[: number % len(cases)]
             taken = {}

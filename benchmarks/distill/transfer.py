@@ -11,25 +11,25 @@ import json
 from pathlib import Path
 
 import stillroom
-from compress.data.examples import Task
 from compress.data.splits import read_splits, split_file
 from compress.data.subset import subset
+from compress.tasks import task_named
 from latency.measure.machine import machine_facts
 
-SOURCES: dict[str, tuple[str, Task]] = {
+SOURCES: dict[str, tuple[str, str]] = {
     "intents": ("clinc150", "text-classification"),
     "chunks": ("conll2000", "token-classification"),
     "relations": ("semeval2010_task8", "text-classification"),
 }
-TARGETS: dict[str, tuple[str, Task]] = {
+TARGETS: dict[str, tuple[str, str]] = {
     "snips-intents": ("snips", "text-classification"),
     "snips-entities": ("snips", "token-classification"),
 }
 
 
-def write_capped(data: Path, out: Path, task: Task, texts: int, scored: int) -> None:
+def write_capped(data: Path, out: Path, task: str, texts: int, scored: int) -> None:
     """The splits of `data` in `out`, with `texts` rows of train and `scored` of validation."""
-    read_splits(str(data), task)  # a fault is told with its file
+    read_splits(str(data), task_named(task))  # a fault is told with its file
     out.mkdir(parents=True, exist_ok=True)
     for split, count in (("train", texts), ("validation", scored), ("test", None)):
         file = split_file(data, split)

@@ -19,9 +19,9 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
 
 import stillroom
-from compress.data.examples import check_task
 from compress.data.splits import read_splits
 from compress.models.shapes import STUDENTS
+from compress.tasks import task_named
 from latency.measure.machine import machine_facts
 
 TASK, BATCH, WORDS, LONGEST = "token-classification", 32, 4_000, 128
@@ -69,7 +69,7 @@ def main() -> None:
     reader.add_argument("--threads", type=int, default=1)
     reader.add_argument("--out", type=Path, required=True)
     given = reader.parse_args()
-    texts = [example.text for example in read_splits(str(given.data), check_task(TASK)).train]
+    texts = [example.text for example in read_splits(str(given.data), task_named(TASK)).train]
     tokenizers = {
         "the teacher's": AutoTokenizer.from_pretrained(given.tokenizer),
         "its own": own_tokenizer(texts),

@@ -17,7 +17,7 @@ from export.graph.exporter import load_answering_model, quiet
 
 
 def plant(checkpoint: Path, out: Path, layer: int, units: int, size: float) -> None:
-    model, _ = load_answering_model(checkpoint)
+    model = load_answering_model(checkpoint)
     part = model.base_model.encoder.layer[layer]
     torch.manual_seed(0)
     width = part.output.dense.weight.shape[0]

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from compress.data.encoded import encode
-from compress.data.examples import check_task
 from compress.data.splits import read_splits
+from compress.tasks import task_named
 from export.precision.int8_search import session_logits
 from export.validation.promises import Answers, answers_of, make_promise
 from latency.measure.machine import machine_facts
@@ -42,11 +41,11 @@ def main() -> None:
     given = parser.parse_args()
     pipeline = Pipeline(given.bundle, threads=1)
     manifest = pipeline.manifest
-    task = check_task(manifest.task)
+    task = task_named(manifest.task)
     splits = read_splits(given.data, task)
     examples = [*splits.validation, *splits.test]
     pipeline.tokenizer.enable_truncation(manifest.max_length)
-    encoded = encode(examples, pipeline.tokenizer, task, manifest.labels)
+    encoded = task.encode(examples, pipeline.tokenizer, manifest.labels)
     logits = session_logits(pipeline.session, encoded)
     answers = answers_of(examples, encoded, logits, manifest.variants[pipeline.variant].temperature)
     rows = []

@@ -12,6 +12,7 @@ from typing import Any
 
 from compress.models.pretrained import open_model
 from compress.models.shapes import shape_of
+from compress.tasks import TOKEN_CLASSIFICATION
 from latency.measure.machine import machine_facts
 from stillroom.student_search.machine_latency import Call, time_students
 
@@ -32,7 +33,7 @@ def main() -> None:
     shapes = [replace(shape_of(name), activation=activation) for name in SHAPES for activation in ("", "relu")]
     rows: list[dict[str, Any]] = []
     for tokens in given.tokens:
-        call = Call(teacher, "token-classification", LABELS, tokens, given.threads)
+        call = Call(teacher, TOKEN_CLASSIFICATION, LABELS, tokens, given.threads)
         rounds = [time_students(shapes, call, seconds=20.0) for _ in range(given.rounds)]
         for i, name in enumerate(SHAPES):
             ratios = [timed[2 * i + 1].p50_ms / timed[2 * i].p50_ms for timed in rounds]

@@ -18,6 +18,7 @@ from typing import Any
 
 from compress.models.pretrained import open_model
 from compress.models.shapes import Shape
+from compress.tasks import TEXT_CLASSIFICATION
 from latency.analysis.latency_model import LatencyModel
 from latency.measure.machine import machine_facts
 from stillroom.commands.profile.papers_table import make_models
@@ -50,7 +51,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         teacher = open_model(str(make_models(Path(folder))[0]))
         space = space_of(teacher)
-        call = Call(teacher, "text-classification", 2, given.tokens, given.threads)
+        call = Call(teacher, TEXT_CLASSIFICATION, 2, given.tokens, given.threads)
         model = machine_latency(call, space, machine)
         known = set(timed_shapes(space))
         others = [shape for shape in space.shapes() if shape not in known and shape.layers <= given.deepest]

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field, replace
 
 from compress.data.carry_words import WordAnswer, added_up
 from compress.data.columns import USUAL, Columns
-from compress.data.examples import Entity, Example, Task
-from compress.data.fields import label_of, number_in
+from compress.data.examples import Entity, Example
+from compress.data.fields import label_of
 from compress.data.rows import entities_and_items, labels_of, unlabelled_example
+from compress.data.task import Task
 from serve.text.labels import OUTSIDE, split_tag
 
 MOST_SUM = 1.001  # of probabilities of one word's tags or one text's classes, which were rounded when they were written
@@ -37,21 +38,21 @@ def answer_in(row: object, task: Task, columns: Columns = USUAL) -> Answer | Non
         ValueError: the row has a fault; the message describes it.
     """
     named = _names_in(row, columns)
-    example = unlabelled_example(row, named, alone=task == "token-classification")
+    example = unlabelled_example(row, named, alone=task.labels_words)
     assert isinstance(row, dict)
-    if task == "text-classification":
-        return _class_answer(row, example, named)
-    if task == "text-regression":
-        number = row.get(named.label)
-        return None if number is None else Answer(replace(example, label=number_in(number, named.label)))
+    return task.teacher_answer(row, example, named)
+
+
+def entities_answer(row: dict[str, object], example: Example, columns: Columns) -> Answer | None:
+    """The answer in the fields `words` or `entities`. ValueError describes the fault of a row."""
     if row.get("words") is not None:
         return _word_answer(row["words"], example)
-    given = row.get(named.entities)
+    given = row.get(columns.entities)
     if given is None:
         return None
     spans = tuple(
         (entity, 1.0 if item.get("score") is None else _probability(item["score"], f"the score of {entity.label}"))
-        for entity, item in entities_and_items(given, example.text, named.entities)
+        for entity, item in entities_and_items(given, example.text, columns.entities)
     )
     likely = tuple(entity for entity, score in spans if score >= HALF)
     return Answer(Example(example.text, entities=likely), spans=spans)
@@ -97,7 +98,8 @@ def _names_in(row: object, columns: Columns) -> Columns:
     return replace(columns, **usual)
 
 
-def _class_answer(row: dict[str, object], example: Example, columns: Columns) -> Answer | None:
+def class_answer(row: dict[str, object], example: Example, columns: Columns) -> Answer | None:
+    """The answer in the fields `labels` or `label`. ValueError describes the fault of a row."""
     label, given = row.get(columns.label), row.get("labels")
     if isinstance(label, dict):
         label, given = None, label

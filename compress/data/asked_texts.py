@@ -3,12 +3,13 @@
 from pathlib import Path
 
 from compress.data.columns import Columns
-from compress.data.examples import Example, Task
+from compress.data.examples import Example
 from compress.data.file_formats import SUFFIXES, looks_like_columns, rows_in, suffix_of
 from compress.data.labelled_files import check_there
 from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
 from compress.data.rows import unlabelled_example
 from compress.data.tags import from_tags
+from compress.data.task import Task
 from compress.data.texts import read_texts
 from serve.errors import BadInput
 from serve.text.labels import OUTSIDE
@@ -22,7 +23,7 @@ def read_asked(path: Path, task: Task, columns: Columns, role: str) -> list[Exam
         BadRows: rows have faults, all of which it lists.
     """
     suffix = suffix_of(path)
-    if suffix == ".txt" and task == "token-classification" and path.is_file() and looks_like_columns(path, tagged=True):
+    if suffix == ".txt" and task.labels_words and path.is_file() and looks_like_columns(path, tagged=True):
         suffix = ".conll"
     if suffix == ".txt":
         return [Example(text) for text in read_texts(path, columns)]
@@ -47,7 +48,7 @@ def read_asked(path: Path, task: Task, columns: Columns, role: str) -> list[Exam
 
 
 def _example(row: object, task: Task, columns: Columns) -> Example:
-    if task == "token-classification" and isinstance(row, dict) and columns.text not in row and columns.tokens in row:
+    if task.labels_words and isinstance(row, dict) and columns.text not in row and columns.tokens in row:
         tokens = row[columns.tokens]
         return Example(from_tags(tokens, [OUTSIDE] * len(tokens) if isinstance(tokens, list) else tokens).text)
-    return unlabelled_example(row, columns, alone=task == "token-classification")
+    return unlabelled_example(row, columns, alone=task.labels_words)

@@ -3,7 +3,7 @@
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from compress.data.examples import Task
+from compress.data.task import Task
 from serve.errors import BadInput
 
 # Common names of the columns, for a hint in messages.
@@ -28,15 +28,6 @@ USUAL_NAMES = {
     "question": ("question", "query", "text"),
     "context": ("context", "passage", "paragraph", "document"),
     "answers": ("answers", "answer"),
-}
-
-
-# The columns that examples of a task are read from.
-USED_BY: Mapping[Task, tuple[str, ...]] = {
-    "text-classification": ("text", "text_pair", "label"),
-    "text-regression": ("text", "text_pair", "label"),
-    "token-classification": ("text", "entities", "tokens", "tags"),
-    "question-answering": ("question", "context", "answers"),
 }
 
 
@@ -66,11 +57,11 @@ class Columns:
 
     def refuse_unused(self, task: Task) -> None:
         """BadInput where a column was named that examples of `task` are not read from."""
-        unused = [name for name, value in vars(self).items() if value != name and name not in USED_BY[task]]
+        unused = [name for name, value in vars(self).items() if value != name and name not in task.columns]
         if unused:
             flags = " and ".join(f"--{name.replace('_', '-')}-column" for name in unused)
             raise BadInput(
-                f"{flags} {'have' if unused[1:] else 'has'} no effect on {task}. Leave {'them' if unused[1:] else 'it'} out."
+                f"{flags} {'have' if unused[1:] else 'has'} no effect on {task.name}. Leave {'them' if unused[1:] else 'it'} out."
             )
 
     def tags_in(self, names: Container[str]) -> str | None:
@@ -81,19 +72,11 @@ class Columns:
 
     def needed(self, names: Sequence[str], task: Task | None) -> list[str]:
         """The fields of `Columns` that rows with `names` need for `task`; without a task, for their text alone."""
-        if task is None:
-            needed = ["text"]
-        elif task == "question-answering":
-            return ["question", "context", "answers"]
-        elif task != "token-classification":
-            needed = ["text", "label"]
-        elif self.entities in names or not {self.tokens, self.tags_in(names)} & {*names}:
-            needed = ["text", "entities"]
-        else:
-            needed = ["tokens", "tags"]
-        if self.text_pair != USUAL.text_pair and task not in (None, "token-classification"):
-            needed.append("text_pair")
-        return needed
+        return ["text"] if task is None else task.needed_columns(self, names)
+
+    def needed_texts(self) -> list[str]:
+        """The needed fields of one text or a pair of texts: the second one where its column was named."""
+        return ["text", *(["text_pair"] if self.text_pair != USUAL.text_pair else [])]
 
     def missing(self, names: Sequence[str], task: Task | None) -> list[str]:
         """The needed fields that rows with `names` lack."""
@@ -115,10 +98,10 @@ class Columns:
     def fault_of_row(self, row: Mapping[str, object], task: Task | None) -> str:
         """The fault of a row that lacks a field, as text."""
         missing, names = self.missing([*row], task), [*map(str, row)]
-        lists = _lists_of_words(row) if task == "token-classification" and "entities" in missing else []
+        lists = _lists_of_words(row) if "entities" in missing else []
         flags = self._flags(["tokens", "tags"], lists) if lists else self._flags(missing, self._free(names))
         lacks = " and no ".join(f"`{getattr(self, field)}`" for field in missing)
-        if task == "token-classification" and "entities" in missing:
+        if "entities" in missing:
             lacks = f"`{self.text}` with `{self.entities}`, and no `{self.tokens}` with `{self.tags}`"
         fields = f"its fields: {', '.join(names)}" if names else "it has no fields"
         return f"has no {lacks} ({fields}); rename fields, or give {flags}"

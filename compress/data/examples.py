@@ -4,14 +4,11 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import get_args
 
-from serve.bundle import manifest
+from compress.data.task import Task
 from serve.errors import BadInput
 from serve.text.entity_markers import MARKERS, has_markers, marked
-from serve.text.labels import NUMBER, SPAN_ENDS
 
-Task = manifest.Task  # what is trained is what can be served
 # A task that is trained and scored, and not served; its rows are `compress.data.text_pairs`.
 GENERATION = "text2text-generation"
 # In config.json of a model that generates: {"tokens": of text and target together, "target_tokens": of a target}, both the most.
@@ -92,7 +89,7 @@ class Splits:
 
     def labels(self, task: Task, splits: Iterable[str] = ("train",)) -> tuple[str, ...]:
         """The class or entity labels of `splits`, sorted."""
-        return labels_in([example for name in splits for example in getattr(self, name)], task)
+        return task.labels_in([example for name in splits for example in getattr(self, name)])
 
     @property
     def multi_label(self) -> bool:
@@ -108,32 +105,6 @@ class Splits:
     def pairs(self) -> bool:
         """Whether there are pairs of texts."""
         return any(example.text_pair for example in self.train)
-
-
-def check_task(task: str) -> Task:
-    """`task` itself, if it is a known task.
-
-    Raises:
-        BadInput: it is not.
-    """
-    if task not in get_args(Task):
-        raise BadInput(f"--task {task} is not known. Give {' or '.join(get_args(Task))}.")
-    return task  # type: ignore[return-value]
-
-
-def labels_in(examples: Iterable[Example], task: Task) -> tuple[str, ...]:
-    """The class or entity labels of `examples`, sorted; for numbers the one label of the models that give them."""
-    if task == "text-regression":
-        return NUMBER
-    if task == "question-answering":
-        return SPAN_ENDS
-    found: set[str] = set()
-    for example in examples:
-        if task == "text-classification":
-            found.update(classes_of(example))
-        else:
-            found.update(entity.label for entity in example.entities or ())
-    return tuple(sorted(found))
 
 
 def classes_of(example: Example) -> tuple[str, ...]:

@@ -16,10 +16,10 @@ from typing import Any
 from compress.data.class_names import class_names, with_class_names
 from compress.data.columns import Columns
 from compress.data.conll import conll_rows, layout_of
-from compress.data.examples import Task
 from compress.data.fields import MOST_CHARACTERS
 from compress.data.row_faults import Fault, UnreadableFrom, note
 from compress.data.tables import SEPARATORS, TableRow, swallows, table_rows
+from compress.data.task import Task
 from serve.errors import BadInput
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".conll")
@@ -79,7 +79,7 @@ def rows_in(
         return _parquet_rows(path, columns, task, faults)
     if suffix in SEPARATORS:
         return _table_rows(path, columns, task, faults)
-    if suffix == ".json" and task == "question-answering" and _begins_with(path) == b"{":
+    if suffix == ".json" and task and task.has_contexts and _begins_with(path) == b"{":
         nested = squad_rows(path, columns, faults)
         if nested is not None:
             return nested
@@ -225,18 +225,8 @@ def _parquet_rows(path: Path, columns: Columns, task: Task | None, faults: list[
 
 def _table_rows(path: Path, columns: Columns, task: Task | None, faults: list[Fault]) -> Iterator[tuple[int, object]]:
     """The rows of a table, each with the line on which it begins; a quoted cell may have several lines."""
-    if task == "question-answering":
-        faults.append(
-            Fault(
-                str(path),
-                None,
-                "is a table, whose cells cannot hold answers; save it as JSON lines, parquet or SQuAD's JSON",
-            )
-        )
-        return
-    if task == "token-classification":
-        reason = "is a table, whose cells cannot hold tags or entities; save it as JSON lines, parquet or .conll"
-        faults.append(Fault(str(path), None, reason))
+    if task and task.table_fault:
+        faults.append(Fault(str(path), None, task.table_fault))
         return
     for _ in lines_in(path):  # raises where the file is not UTF-8
         pass

@@ -4,12 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from compress.data.columns import USED_BY, USUAL, Columns
-from compress.data.examples import Example, Task
+from compress.data.columns import USUAL, Columns
+from compress.data.examples import Example
 from compress.data.file_formats import SUFFIXES, looks_like_columns, rows_in, suffix_of
 from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
 from compress.data.rows import example_of
 from compress.data.tags import TagRows, names_of, scheme_faults, with_names
+from compress.data.task import Task
 from serve.errors import BadInput
 
 # The field in which Prodigy writes what a person said of a row, and the words for one that is no gold.
@@ -44,11 +45,11 @@ class LabelledFile:
             note(self.faults, Fault(self.file, line, str(reason)))
             return
         self.lines.append(line)
-        if self.task == "token-classification" and isinstance(row, dict) and self.columns.entities not in row:
+        if self.task.labels_words and isinstance(row, dict) and self.columns.entities not in row:
             self.tags.add(line, row[self.columns.tags_in(row)])
 
     def _uses(self, name: str) -> bool:
-        return name in [getattr(self.columns, each) for each in USED_BY[self.task]]
+        return name in [getattr(self.columns, each) for each in self.task.columns]
 
     @property
     def notes(self) -> list[str]:
@@ -111,7 +112,7 @@ def read_file(path: Path, task: Task, columns: Columns) -> LabelledFile:
 
 def _read_into(reader: LabelledFile, path: Path) -> None:
     suffix = suffix_of(path)
-    if suffix == ".txt" and reader.task == "token-classification" and looks_like_columns(path):
+    if suffix == ".txt" and reader.task.labels_words and looks_like_columns(path):
         suffix = ".conll"
     if suffix in SUFFIXES:
         for line, row in rows_in(path, suffix, reader.columns, reader.task, reader.faults):

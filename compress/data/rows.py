@@ -7,9 +7,10 @@ from typing import Any
 from unicodedata import normalize
 
 from compress.data.columns import USUAL, Columns
-from compress.data.examples import Entity, Example, Task
-from compress.data.fields import label_of, number_in, pair_of, text_of
+from compress.data.examples import Entity, Example
+from compress.data.fields import label_of, pair_of, text_of
 from compress.data.tags import from_tags
+from compress.data.task import Task
 from serve.text.entity_markers import MARKERS
 
 LANGUAGE = "language"  # the column that names a row's language
@@ -23,17 +24,7 @@ def example_of(row: object, task: Task, columns: Columns = USUAL) -> Example:
     """
     if not isinstance(row, dict):
         raise ValueError(f"is {type(row).__name__}, not an object with fields")
-    if task == "token-classification":
-        return _in_language(_token_example(row, columns), row)
-    if task == "question-answering":
-        return _in_language(question_example(row, columns), row)
-    if columns.text not in row or columns.label not in row or not _has_pair(row, columns):
-        raise ValueError(columns.fault_of_row(row, task))
-    if task == "text-regression":
-        text, pair = texts_of(row, columns, pairs=True)
-        return _in_language(Example(text, pair, number_in(row[columns.label], columns.label)), row)
-    example = unlabelled_example(row, columns)
-    return _in_language(replace(example, label=labels_of(row[columns.label], columns.label)), row)
+    return _in_language(task.example_of(row, columns), row)
 
 
 def _in_language(example: Example, row: dict[str, Any]) -> Example:
@@ -59,7 +50,14 @@ def unlabelled_example(row: object, columns: Columns = USUAL, *, alone: bool = F
     return Example(text, head=head, tail=tail)
 
 
-def question_example(row: dict[str, Any], columns: Columns = USUAL) -> Example:
+def check_labelled(row: dict[str, Any], columns: Columns, task: Task) -> None:
+    """ValueError if the row has no text with a label, or not the second text that `columns` names."""
+    named_pair = columns.text_pair != USUAL.text_pair
+    if columns.text not in row or columns.label not in row or (named_pair and columns.text_pair not in row):
+        raise ValueError(columns.fault_of_row(row, task))
+
+
+def question_example(row: dict[str, Any], columns: Columns, task: Task) -> Example:
     """The question of a row, with its context and its answers.
 
     Answers are a list of objects, each with `start` and `end` in the context, or with `text` and `answer_start` as in SQuAD; or one object
@@ -68,8 +66,8 @@ def question_example(row: dict[str, Any], columns: Columns = USUAL) -> Example:
     Raises:
         ValueError: the row has a fault; the message describes it.
     """
-    if columns.missing([*row], "question-answering"):
-        raise ValueError(columns.fault_of_row(row, "question-answering"))
+    if columns.missing([*row], task):
+        raise ValueError(columns.fault_of_row(row, task))
     question, context = text_of(row, columns.question), text_of(row, columns.context)
     places = [
         _answer_place(each, context, columns.answers) for each in _answers_in(row[columns.answers], columns.answers)
@@ -131,11 +129,6 @@ def texts_of(row: object, columns: Columns, *, pairs: bool) -> tuple[str, str | 
     return text_of(row, columns.text), pair_of(row, columns.text_pair) if pairs else None
 
 
-def _has_pair(row: dict[str, Any], columns: Columns) -> bool:
-    """Whether the row has the column of the second text; without a given name none is needed."""
-    return columns.text_pair == USUAL.text_pair or columns.text_pair in row
-
-
 def _head_and_tail(row: dict[str, Any], text: str) -> tuple[tuple[int, int], tuple[int, int]]:
     """The places of the two parts of a relation, (start, end) each."""
     if found := [marker for marker in MARKERS if marker in text]:
@@ -176,13 +169,14 @@ def labels_of(given: object, name: str) -> str | tuple[str, ...]:
     return tuple(names)
 
 
-def _token_example(row: dict[str, Any], columns: Columns) -> Example:
+def entities_example(row: dict[str, Any], columns: Columns, task: Task) -> Example:
+    """The text of a row with its entities, or its words with their tags. ValueError describes the fault of a row."""
     if columns.entities not in row:
         tags = columns.tags_in(row)
         if columns.tokens in row and tags is not None:
             return from_tags(row[columns.tokens], row[tags], (columns.tokens, tags))
     if columns.text not in row or columns.entities not in row:
-        raise ValueError(columns.fault_of_row(row, "token-classification"))
+        raise ValueError(columns.fault_of_row(row, task))
     text = text_of(row, columns.text)
     found = entities_and_items(row[columns.entities], text, columns.entities)
     return Example(text, entities=tuple(entity for entity, _ in found))

@@ -16,15 +16,14 @@ from compress.data.examples import (
     SPLITS,
     Example,
     Splits,
-    Task,
     are_relations,
-    check_task,
     examples_fingerprint,
     is_multi_label,
 )
 from compress.data.file_formats import SUFFIXES, suffix_of
 from compress.data.labelled_files import LabelledFile, faults_of, no_rows, read_file, read_names
 from compress.data.row_faults import BadRows
+from compress.data.task import Task
 from compress.data.teacher_labels import Held, TeacherLabels
 from compress.input_errors import Faults
 from serve.errors import BadInput
@@ -54,7 +53,6 @@ def read_splits(
             task does not read.
         BadRows: rows have faults, all of which it lists, or a split is empty.
     """
-    check_task(task)
     columns.refuse_unused(task)
     folder = Path(data)
     if folder.is_file():

@@ -16,10 +16,11 @@ from compress.data.answer_rows import MOST_SUM, Answer, answer_in, likely_labels
 from compress.data.carry_words import carry_words, words_of_entities
 from compress.data.columns import USUAL, Columns
 from compress.data.encoded import Encoded
-from compress.data.examples import Example, Task, classes_of, number_of
+from compress.data.examples import Example, classes_of
 from compress.data.file_formats import SUFFIXES, rows_in, suffix_of
 from compress.data.labelled_files import check_there
 from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
+from compress.data.task import Task
 from serve.errors import BadInput
 from serve.text.entity_markers import has_markers
 from serve.text.labels import split_tag, with_prefixes
@@ -28,10 +29,6 @@ from serve.text.spans import words
 LEAST = 1e-8
 """The probability of what a teacher does not name, so that its logarithm is finite; also the distance of the largest one from 1."""
 SHOWN_LABELS = 5
-# The fields of an answer, as messages name them.
-FIELDS: Mapping[Task, str] = {
-    "text-classification": "labels or label", "text-regression": "label", "token-classification": "entities or words",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ class TeacherLabels:
         Raises:
             BadInput: one is not.
         """
-        if self.task != "text-classification":
+        if not self.task.has_kinds:
             return
         for answer in self.answers.values():
             example = answer.example
@@ -143,22 +140,9 @@ class TeacherLabels:
         With `encoded.multi_label` it is their sigmoid. None where there is no answer, or it does not reach to the last word.
         """
         return [
-            self._logits(encoded, i, answer) if (answer := self.answer_to(example)) else None
+            encoded.task.teacher_logits(answer, encoded, i) if (answer := self.answer_to(example)) else None
             for i, example in enumerate(examples)
         ]
-
-    def _logits(self, encoded: Encoded, index: int, answer: Answer) -> np.ndarray | None:
-        if self.task == "text-regression":
-            return np.array([[number_of(answer.example)]], dtype=np.float32)
-        if self.task == "text-classification":
-            of_class = _of_classes(answer, encoded.labels, multi_label=encoded.multi_label)
-            logits: np.ndarray = np.log(of_class) - np.log1p(-of_class) if encoded.multi_label else np.log(of_class)
-            return logits[None].astype(np.float32)
-        encoding = encoded.encodings[index]
-        places = [(word.start, word.end) for word in words(encoded.texts[index], encoding.offsets, encoding.word_ids)]
-        given = words_of_entities(places, answer.spans) if answer.words is None else answer.words
-        carried = carry_words(places, given)
-        return None if carried is None else word_logits(carried, encoded.labels)
 
 
 def read_teacher_labels(paths: Sequence[Path], task: Task, columns: Columns = USUAL) -> TeacherLabels:
@@ -211,8 +195,9 @@ def read_teacher_labels(paths: Sequence[Path], task: Task, columns: Columns = US
     if any(tag != as_read for tag, as_read in read.items()):
         answers = {key: with_tags_as(answer, read) for key, answer in answers.items()}
     if not answers:
-        fields = FIELDS[task]
-        raise BadInput(f"--teacher-labels {', '.join(files)} holds no answer: no row has {fields}, which {task} needs.")
+        raise BadInput(
+            f"--teacher-labels {', '.join(files)} holds no answer: no row has {task.answer_fields}, which {task.name} needs."
+        )
     digest = hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in paths)).hexdigest()
     return TeacherLabels(files, task, answers, digest)
 
@@ -235,6 +220,22 @@ def _bare(example: Example) -> set[tuple[str, str]]:
 
 def _key(example: Example) -> str:
     return f"{example.text_read}\x00{example.text_pair or ''}"
+
+
+def class_logits(answer: Answer, labels: Sequence[str], *, multi_label: bool) -> np.ndarray:
+    """Logits (1, labels) whose softmax, or with `multi_label` whose sigmoid, are the probabilities of `answer`."""
+    of_class = _of_classes(answer, labels, multi_label=multi_label)
+    logits: np.ndarray = np.log(of_class) - np.log1p(-of_class) if multi_label else np.log(of_class)
+    return logits[None].astype(np.float32)
+
+
+def entity_logits(answer: Answer, encoded: Encoded, index: int) -> np.ndarray | None:
+    """Logits (words, labels) of text `index` by `answer`; None where it does not reach to the last word."""
+    encoding = encoded.encodings[index]
+    places = [(word.start, word.end) for word in words(encoded.texts[index], encoding.offsets, encoding.word_ids)]
+    given = words_of_entities(places, answer.spans) if answer.words is None else answer.words
+    carried = carry_words(places, given)
+    return None if carried is None else word_logits(carried, encoded.labels)
 
 
 def _of_classes(answer: Answer, labels: Sequence[str], *, multi_label: bool) -> np.ndarray:

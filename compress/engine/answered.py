@@ -6,15 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from compress.data.encoded import IGNORED, Encoded
-from compress.data.examples import Example, Splits, check_task
-from compress.data.teacher_labels import LEAST, Held, TeacherLabels
-from compress.engine.label_checks import counted
-from compress.evaluation.metrics import Score, chance, gold_of, score
-from compress.evaluation.numbers import check_unit
-from compress.evaluation.predictions import constant_predictions, predictions
+from compress.data.encoded import Encoded
+from compress.data.examples import Example, Splits
+from compress.data.label_checks import counted
+from compress.data.teacher_labels import Held, TeacherLabels
+from compress.evaluation.metrics import Score
 from serve.errors import BadInput
-from serve.text.labels import entity_labels
 
 if TYPE_CHECKING:
     from compress.engine.task_inputs import TaskInputs
@@ -50,13 +47,13 @@ def with_answers(inputs: "TaskInputs", teacher: TeacherLabels) -> "TaskInputs":
         BadInput: the file has labels that the task lacks or answers of another kind, answers no text that can be learned, or is not
             shown to be better than chance on validation.
     """
-    splits, task = inputs.splits, check_task(inputs.settings.task)
+    splits, task = inputs.splits, inputs.task
     if inputs.outside:  # these have no label of the task, whatever the teacher says
         outside = [*inputs.outside.train, *inputs.outside.validation, *inputs.outside.test]
         teacher = teacher.without(outside, inputs.settings.out_of_scope)
     teacher.check_kind(multi_label=splits.multi_label, relations=splits.relations)
     known = (*splits.labels(task, ("train", "validation", "test")), *inputs.labels)
-    names = entity_labels(known) if task == "token-classification" else known
+    names = task.answer_labels(known)
     teacher.check_labels({*known, *names}, multi_label=splits.multi_label)
     if splits.answered:
         splits = _whole(inputs, teacher)
@@ -71,7 +68,9 @@ def with_answers(inputs: "TaskInputs", teacher: TeacherLabels) -> "TaskInputs":
     ]
     inputs = dataclasses.replace(inputs, further=[] if splits.answered else further)
     of_train = teacher.logits(inputs.train, splits.train)
-    asked = [logits if logits is not None else _certain(inputs.train, i) for i, logits in enumerate(of_train)]
+    asked = [
+        logits if logits is not None else task.certain_logits(inputs.train, i) for i, logits in enumerate(of_train)
+    ]
     soft = asked + [logits for logits in of_others if logits is not None and not splits.answered]
     there = sum(logits is not None for logits in of_train)
     if not there and not further:
@@ -109,15 +108,13 @@ def _score(inputs: "TaskInputs", teacher: TeacherLabels) -> tuple[Score | None, 
     chosen = [i for i, logits in enumerate(found) if logits is not None]
     if not chosen or (inputs.splits.held_out and inputs.splits.answered):
         return None, len(chosen)
-    task = check_task(inputs.settings.task)
+    task = inputs.task
     texts = inputs.validation.take(chosen)
-    said, right = (
-        predictions(texts, [logits for logits in found if logits is not None]),
-        [gold_of(gold[i], task) for i in chosen],
-    )
-    reached, blind = score(right, said), chance(right, said, constant_predictions(texts))
-    if task == "text-regression":
-        check_unit(teacher.name, right, said)
+    said = task.predictions(texts, [logits for logits in found if logits is not None])
+    right = [task.gold_of(gold[i]) for i in chosen]
+    reached = task.metric.score(right, said)
+    blind = task.metric.chance(right, said, task.constant_predictions(texts))
+    task.check_answers(teacher.name, right, said)
     if reached.low <= blind and len(chosen) >= min(ENOUGH_TEXTS, len(gold)):
         raise BadInput(
             f"{teacher.name} is not shown to be better than chance on this task: {inputs.metric} {reached} on "
@@ -152,20 +149,3 @@ def _lines(
     if on_validation is not None:
         lines.append(f"The answers to {of_validation:,} texts of validation: {inputs.metric} {on_validation}.")
     return lines
-
-
-def _certain(encoded: Encoded, index: int) -> np.ndarray:
-    """Logits (rows, labels) by which the labels of text `index` are certain; a row without one leaves all of them alike.
-
-    For a number it is the number itself.
-    """
-    targets, labels = encoded.targets[index], len(encoded.labels)
-    if encoded.task == "text-regression":
-        return targets[:, None]
-    if encoded.multi_label:
-        sure = np.float32(np.log(1 - LEAST) - np.log(LEAST))
-        return np.where(targets == 1, sure, np.where(targets == 0, -sure, 0)).astype(np.float32)
-    logits = np.full((len(targets), labels), np.log(LEAST), dtype=np.float32)
-    for row, target in enumerate(targets):
-        logits[row, slice(None) if target == IGNORED else target] = 0.0
-    return logits

@@ -5,18 +5,20 @@ Its student starts from an encoder that --start names.
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import TypeVar
 
-from compress.data.examples import Splits, Task, check_kind
-from compress.engine.label_checks import some
+from compress.data.examples import Splits, check_kind
+from compress.data.label_checks import some
+from compress.data.task import Task
 from compress.engine.method_runner import is_checkpoint
 from compress.models.answering import AnsweringTeacher, find_answering
 from compress.models.families import FAMILIES
+from compress.models.heads import head_of
 from compress.models.initialise import differing_tokenizers, shape_in
-from compress.models.pretrained import head_for, open_model, open_unread
+from compress.models.pretrained import open_model, open_unread
 from compress.settings import AUTO, TaskSettings
+from compress.tasks import LABELLED
 from serve.errors import BadInput
-from serve.text.labels import bio_tags, entity_labels
 
 AnySettings = TypeVar("AnySettings", bound=TaskSettings)
 
@@ -33,9 +35,8 @@ def answering_teacher(settings: TaskSettings) -> AnsweringTeacher | None:
     if not name or settings.teacher_labels or not is_checkpoint(settings.start):
         return None
     folder, config = open_unread(name, "--teacher", "a transformers folder", settings.revision)
-    has_head = any(head_for(config, task) for task in get_args(Task))
-    if config.model_type not in FAMILIES or (has_head and _reads_otherwise(folder, settings.start)):
-        return find_answering(name, role="--teacher", revision=settings.revision)
+    if config.model_type not in FAMILIES or (head_of(config) and _reads_otherwise(folder, settings.start)):
+        return find_answering(name, LABELLED.values(), role="--teacher", revision=settings.revision)
     return None
 
 
@@ -105,15 +106,17 @@ def labels_of(asked: AnsweringTeacher, splits: Splits, task: Task, ours: tuple[s
             lacks labels of train.
     """
     named = f"{asked.role} {asked.name}"
-    if asked.task != task:
-        raise BadInput(f"{named} has a head for {asked.task}, and --task is {task}. Give a teacher of that task.")
-    if task == "text-classification":
+    if asked.task.name != task.name:
+        raise BadInput(
+            f"{named} has a head for {asked.task.name}, and --task is {task.name}. Give a teacher of that task."
+        )
+    if task.has_kinds:
         remedy = "Give data of that kind, or another teacher."
         check_kind(splits.train, named, multi_label=asked.multi_label, markers=asked.has_markers, remedy=remedy)
-    if task == "text-regression":
+    if not task.names_labels:
         return ours
-    theirs = entity_labels(asked.labels) if task == "token-classification" else asked.labels
-    names = entity_labels(ours) if task == "token-classification" else ours
+    theirs = task.answer_labels(asked.labels)
+    names = task.answer_labels(ours)
     if missing := sorted(set(names) - set(theirs)):
         raise BadInput(
             f"{named} answers with labels ({some(sorted(theirs))}) that lack {some(missing)} of train; labels are matched by name. "
@@ -121,4 +124,4 @@ def labels_of(asked: AnsweringTeacher, splits: Splits, task: Task, ours: tuple[s
         )
     if set(theirs) == set(names):
         return ours
-    return bio_tags(tuple(theirs)) if task == "token-classification" else tuple(theirs)
+    return task.model_labels(theirs)

@@ -4,14 +4,13 @@ from collections import Counter
 
 from tokenizers import Tokenizer
 
-from compress.data.encoded import encode
-from compress.data.examples import Splits, Task, check_kind
-from compress.engine.label_checks import counted, label_warnings, some
-from compress.engine.text_checks import text_warnings
+from compress.data.examples import Splits, check_kind
+from compress.data.label_checks import counted, label_warnings, some
+from compress.data.task import Task
+from compress.data.text_checks import text_warnings
 from compress.models.pretrained import Opened, check_labels, with_markers
 from compress.models.shapes import Shape
 from serve.errors import BadInput
-from serve.text.labels import bio_tags, entity_labels
 
 
 def keeps_head(start: Opened, splits: Splits, task: Task, shape: Shape | None) -> bool:
@@ -19,14 +18,12 @@ def keeps_head(start: Opened, splits: Splits, task: Task, shape: Shape | None) -
     if shape and shape.hidden != start.config.hidden_size:
         return False
     theirs = start.head_for(task)
-    names = splits.labels(task)
-    if task in ("text-regression", "question-answering"):
+    if not task.names_labels:
         return theirs is not None
-    ours = bio_tags(names) if task == "token-classification" else names
-    if theirs is None or set(theirs) != set(ours):
+    if theirs is None or set(theirs) != set(task.model_labels(splits.labels(task))):
         return False
     has_markers = not (start if splits.relations else with_markers(start)).added
-    return task == "token-classification" or (start.multi_label, has_markers) == (splits.multi_label, splits.relations)
+    return not task.has_kinds or (start.multi_label, has_markers) == (splits.multi_label, splits.relations)
 
 
 def labels_for(opened: Opened, splits: Splits, task: Task, *, new_head: bool) -> tuple[tuple[str, ...], bool]:
@@ -36,42 +33,27 @@ def labels_for(opened: Opened, splits: Splits, task: Task, *, new_head: bool) ->
         BadInput: train has too few labels, or one number throughout; or the labels of the teacher's head for this task lack some of
             train's by name; or the head gives one label a text and the data any number, or the reverse.
     """
+    task.check_train(splits)
     names = splits.labels(task)
-    if task == "text-regression":
-        if len({example.label for example in splits.train}) < 2:
-            raise BadInput(
-                f"Every text of train has the number {splits.train[0].label:g}; at least 2 numbers are needed. Add texts of other numbers."
-            )
-        theirs = None if new_head else opened.head_for(task)
-        return theirs or names, theirs is not None
-    if task == "question-answering":
-        if not any(example.answers for example in splits.train):
-            raise BadInput("No question of train has an answer; at least 1 is needed. Add questions with answers.")
-        own = None if new_head else opened.head_for(task)
-        return names, own is not None
-    if splits.multi_label and not names:
-        raise BadInput("No text of train has a label; at least 1 is needed. Label some texts.")
-    if task == "text-classification" and not splits.multi_label and len(names) < 2:
-        raise BadInput(f"train has only the class {names[0]!r}; at least 2 are needed. Add texts of another class.")
-    if task == "token-classification" and not names:
-        raise BadInput("No text of train has an entity; at least 1 is needed. Label entities in some texts.")
-    ours = bio_tags(names) if task == "token-classification" else names
     theirs = None if new_head else opened.head_for(task)
+    if not task.names_labels:
+        return theirs or names, theirs is not None
+    ours = task.model_labels(names)
     if theirs is None:
         return ours, False
     check_labels(theirs, task, f"{opened.role} {opened.name}")
-    if task == "text-classification":
+    if task.has_kinds:
         markers = not (opened if splits.relations else with_markers(opened)).added
         check_kind(splits.train, f"{opened.role} {opened.name}", multi_label=opened.multi_label, markers=markers)
-    known = set(entity_labels(theirs)) if task == "token-classification" else set(theirs)
-    if task == "token-classification" and known >= set(names) and not set(ours) <= set(theirs):
+    known = set(task.answer_labels(theirs))
+    if task.labels_words and known >= set(names) and not set(ours) <= set(theirs):
         raise BadInput(
             f"{opened.role} {opened.name} has a head whose tags are not in BIO (it lacks "
             f"{some(sorted(set(ours) - set(theirs)))}). Use `run` or `finetune` with --new-head to make a new head."
         )
     if missing := [name for name in names if name not in known]:
         raise BadInput(
-            f"{opened.role} {opened.name} has a head for {task} whose labels ({some(sorted(known))}) lack {some(missing)} "
+            f"{opened.role} {opened.name} has a head for {task.name} whose labels ({some(sorted(known))}) lack {some(missing)} "
             "of train; labels are matched by name. Rename the labels in the data, or use `run` or `finetune` with --new-head to make "
             "a new head."
         )
@@ -96,7 +78,7 @@ def warnings_of(splits: Splits, tokenizer: Tokenizer, task: Task, max_length: in
     found += label_warnings(splits, task)
     found += _in_two_splits(splits)
     for split in ("train", "validation", "test"):
-        encoded = encode(getattr(splits, split), tokenizer, task, ("O",) if task == "token-classification" else ())
+        encoded = task.encode(getattr(splits, split), tokenizer, task.model_labels(()))
         found += text_warnings(encoded, getattr(splits, split), max_length, split)
     return found
 

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from compress import distributed
-from compress.data.examples import GENERATION, check_task
+from compress.data.examples import GENERATION
+from compress.data.label_checks import some
 from compress.data.teacher_labels import TeacherLabels
 from compress.engine import task_stages
 from compress.engine.agreement import check_same_inputs, contents_of
@@ -17,7 +18,6 @@ from compress.engine.answered import Answered
 from compress.engine.finetune_generator import fine_tune_generator, refuse_generation_settings
 from compress.engine.fingerprints import fingerprint, texts_fingerprint, trained_with
 from compress.engine.hardware import same_bits
-from compress.engine.label_checks import some
 from compress.engine.lineage import read_lineage
 from compress.engine.resumable_stages import Workdir, check_writable, free_target
 from compress.engine.soft_labels import make_soft_labels, read_soft_labels
@@ -230,7 +230,7 @@ def _train(
 ) -> None:
     torch.manual_seed(settings.seed)
     own = inputs.teacher_has_head
-    model = load(inputs.opened, check_task(settings.task)) if own else task_stages.with_new_head(inputs.opened, inputs)
+    model = load(inputs.opened, inputs.task) if own else task_stages.with_new_head(inputs.opened, inputs)
     steps, rate, patience = _steps(inputs, settings), inputs.settings.student_learning_rate, settings.patience or None
     progress = task_stages.on_task(
         model, folder, inputs, steps, rate, "fine-tuning", patience=patience, soft=soft,

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from compress.data.columns import Columns
-from compress.data.examples import Example, Splits, Task, are_relations, is_multi_label, labels_in
+from compress.data.examples import Example, Splits, are_relations, is_multi_label
+from compress.data.label_checks import counted, some
 from compress.data.labelled_files import read_examples
-from compress.engine.label_checks import counted, some
+from compress.data.task import Task
 from serve.errors import BadInput
-from serve.text.labels import entity_labels
 
 
 class FurtherTexts(NamedTuple):
@@ -77,8 +77,8 @@ def read_further(
         )
     if not examples:
         raise BadInput(f"{flag} {file}: each of its texts is out of scope. Give a file with texts of the task too.")
-    possible = set(entity_labels(labels)) if task == "token-classification" else set(labels)
-    if unknown := sorted(set(labels_in(examples, task)) - possible):
+    possible = set(task.answer_labels(labels))
+    if unknown := sorted(set(task.labels_in(examples)) - possible):
         raise BadInput(
             f"{flag} {file} has labels that the model lacks: {some(unknown)}. It has {some(sorted(possible))}. Rename or remove them."
         )

@@ -15,8 +15,9 @@ from compress import distributed
 from compress.data.batches import TaskText
 from compress.data.corpus import CorpusFile, CorpusText, Piece, masking_of
 from compress.data.encoded import Encoded, pad_id_of
-from compress.data.examples import Example, Task
+from compress.data.examples import Example
 from compress.data.packing import rows_a_step
+from compress.data.task import Task
 from compress.engine.fingerprints import fingerprint, folder_fingerprint, trained_with
 from compress.engine.lineage import save_with_lineage
 from compress.engine.resumable_stages import TRAINING, Workdir
@@ -226,8 +227,8 @@ def _train(folder: Path, given: MethodInputs, link: Link, number: int, before: P
         texts = labelled.train
         if labelled.unlabelled and not any(term.loss == "labels" for term in stage.objective.outputs):
             texts += labelled.unlabelled
-        if labelled.task == "text-regression":
-            unit = number_head.unit_of(labelled.train)
+        unit = labelled.task.unit_of(labelled.train)
+        if unit:
             texts = unit.texts(texts)
         text = TaskText(texts, stage.batch or given.batch, given.seed, labelled.validation.ids)
         came_from = link.starts_from if number == 1 else link.stages[number - 2].text
@@ -289,7 +290,7 @@ def with_head(before: Path, labelled: Labelled, given: MethodInputs, *, keeps: b
     torch.manual_seed(given.seed)
     wanted, several = labelled.train.labels, labelled.train.multi_label
     kept = keeps and own == wanted and opened.multi_label == several
-    student = load(opened, labelled.task, None if kept else wanted, multi_label=several)
+    student = load(opened, labelled.task, None if kept else wanted)
     if not kept:
         _start_numbers(student, labelled)
     if str((opened.config.architectures or [""])[0]).endswith(WITHOUT_POOLER):
@@ -299,8 +300,8 @@ def with_head(before: Path, labelled: Labelled, given: MethodInputs, *, keeps: b
 
 def _start_numbers(student: Any, labelled: Labelled) -> None:
     """Let a new head begin with the mean and the deviation of train's numbers, if these are what it learns."""
-    if labelled.task == "text-regression":
-        number_head.into_data(student, number_head.unit_of(labelled.train))
+    if unit := labelled.task.unit_of(labelled.train):
+        number_head.into_data(student, unit)
 
 
 def _on_living_layers(stage: Stage, teacher: Any, given: MethodInputs) -> tuple[Stage, dict[str, Any]]:

@@ -12,12 +12,14 @@ from safetensors.torch import load_file
 from compress import distributed
 from compress.data.carry_words import WordAnswer, added_up, carry_words
 from compress.data.encoded import Encoded
-from compress.data.examples import Example, check_task, number_of
+from compress.data.examples import Example, number_of
+from compress.data.task import Task
 from compress.data.teacher_labels import word_logits
 from compress.engine.hardware import device_here
 from compress.engine.resumable_stages import TRAINING
 from compress.engine.task_inputs import TaskInputs
-from compress.evaluation.predictions import shared_row_logits, softmax
+from compress.evaluation.logits import softmax
+from compress.evaluation.predictions import shared_row_logits
 from compress.models.pretrained import load, open_model
 from compress.progress import advancing, message
 from compress.training.checkpoint import write_safetensors
@@ -86,7 +88,7 @@ def make_soft_labels(folder: Path, inputs: TaskInputs, teacher: Path, fold_teach
     known = {"train": on_train, "validation": on_validation}
     if fold_teachers:
         known["train_out_of_fold"] = whole[: len(inputs.train)]
-    sure = _sure(inputs.settings.task, known, multi_label=inputs.splits.multi_label)
+    sure = _sure(inputs.task, known)
     for line in in_words(sure):
         message(inputs.notify, f"  {line}")
     (folder / CONFIDENCE).write_bytes(canonical_json(sure))
@@ -97,23 +99,23 @@ def save_answers(folder: Path, inputs: TaskInputs) -> None:
     """Save the soft labels of a file of answers as `make_soft_labels` saves a model's, and how sure the answers are."""
     assert inputs.answers
     assert inputs.answered
-    soft, multi_label = inputs.answered.soft, inputs.splits.multi_label
+    soft = inputs.answered.soft
     there = [
         logits for logits in inputs.answers.logits(inputs.validation, inputs.splits.validation) if logits is not None
     ]
     known = {"train": soft[: len(inputs.train)]} | ({"validation": there} if there else {})
-    sure = _sure(inputs.settings.task, known, multi_label=multi_label)
+    sure = _sure(inputs.task, known)
     for line in in_words(sure):
         message(inputs.notify, f"  {line}")
     (folder / CONFIDENCE).write_bytes(canonical_json(sure))
     np.save(folder / LOGITS, np.concatenate(soft), allow_pickle=False)
 
 
-def _sure(task: str, logits: Mapping[str, Sequence[np.ndarray]], *, multi_label: bool) -> dict[str, float]:
+def _sure(task: Task, logits: Mapping[str, Sequence[np.ndarray]]) -> dict[str, float]:
     """The `confidence` in the logits of each split's texts; none in numbers, which come without, and in places of answers."""
-    if task in ("text-regression", "question-answering"):
+    if not task.names_labels:
         return {}
-    return {split: confidence(rows, multi_label=multi_label) for split, rows in logits.items()}
+    return {split: confidence(rows, multi_label=task.multi_label) for split, rows in logits.items()}
 
 
 def confidence(logits: Sequence[np.ndarray], *, multi_label: bool) -> float:
@@ -160,7 +162,7 @@ def read_soft_labels(folder: Path, inputs: TaskInputs) -> list[np.ndarray]:
     if len(logits) != ends[-1]:
         raise ValueError(f"{folder} holds soft labels of {len(logits)} rows, and the texts have {ends[-1]}")
     of_text = np.split(logits, ends[:-1])
-    if inputs.labelled_as is None or texts.task != "token-classification":
+    if inputs.labelled_as is None or not texts.task.labels_words:
         return of_text
     return [_carried(texts, inputs.soft_labelled, i, rows) for i, rows in enumerate(of_text)]
 
@@ -185,7 +187,7 @@ def _carried(theirs: Encoded, ours: Encoded, index: int, logits: np.ndarray) -> 
 
 
 def _open(teacher: Path, inputs: TaskInputs) -> Any:
-    return load(open_model(str(teacher)), check_task(inputs.settings.task)).to(device_here(inputs.settings.device))
+    return load(open_model(str(teacher)), inputs.task).to(device_here(inputs.settings.device))
 
 
 def _shard(file: Path, texts: Encoded, model: Any, advance: Callable[[int], None]) -> list[np.ndarray] | None:

@@ -5,16 +5,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from compress.data.augment import augmented
 from compress.data.columns import Columns, columns_of
 from compress.data.corpus import Piece, chunks
-from compress.data.encoded import Encoded, encode
-from compress.data.examples import Example, Splits, Task, check_task
+from compress.data.encoded import Encoded
+from compress.data.examples import Example, Splits
+from compress.data.label_checks import counted
 from compress.data.out_of_scope import refuse_in_scope, set_apart
 from compress.data.splits import read_splits
+from compress.data.task import Task
 from compress.data.teacher_labels import TeacherLabels, read_teacher_labels
 from compress.data.texts import read_texts
 from compress.engine.answered import Answered, with_answers
@@ -22,7 +26,6 @@ from compress.engine.answering_teacher import answering_teacher, labels_of, with
 from compress.engine.data_checks import keeps_head, labels_for, warnings_of
 from compress.engine.fingerprints import folder_fingerprint
 from compress.engine.hardware import device_here, on_this_machine
-from compress.engine.label_checks import counted
 from compress.engine.method_chain import (
     ON_TASK,
     Chain,
@@ -33,7 +36,7 @@ from compress.engine.method_chain import (
     teacher_pooling,
 )
 from compress.engine.method_runner import RANDOM, is_checkpoint
-from compress.evaluation.metrics import metric_name
+from compress.evaluation.predictions import row_logits
 from compress.input_errors import Faults
 from compress.models.answering import AnsweringTeacher
 from compress.models.initialise import layers_fit, open_start
@@ -43,6 +46,7 @@ from compress.models.pretrained import Opened, open_model, open_tokenizer, with_
 from compress.models.shapes import USUAL_STUDENT, Shape, shape_of
 from compress.progress import Notify, silent
 from compress.settings import AUTO, LEAST_STEPS, LEAST_TUNING_STEPS, MOST_DISTILL_TOKENS, TaskSettings
+from compress.tasks import task_named
 from compress.training.task_training import validation_interval
 from compress.training.trackers import check_trackers
 from serve.errors import BadInput
@@ -86,6 +90,11 @@ class TaskInputs:
     """The checkpoint whose tokenizer the student has, where its vocabulary was trimmed before training."""
     labelled_as: Encoded | None = None
     """The texts that the teacher labels as it reads them, where the student's vocabulary was trimmed before training."""
+
+    @property
+    def task(self) -> Task:
+        """The task, for one label a text or any number as the data has."""
+        return task_named(self.settings.task, multi_label=self.splits.multi_label)
 
     @cached_property
     def train(self) -> Encoded:
@@ -134,14 +143,12 @@ class TaskInputs:
 
     def encoded(self, examples: list[Example]) -> Encoded:
         """`examples`, tokenised; their labels are those of the task."""
-        return encode(
-            examples, self.tokenizer, check_task(self.settings.task), self.labels, multi_label=self.splits.multi_label
-        )
+        return self.task.encode(examples, self.tokenizer, self.labels)
 
     @property
     def metric(self) -> str:
         """The name of the task's metric."""
-        return metric_name(check_task(self.settings.task), multi_label=self.splits.multi_label)
+        return self.task.metric.name
 
     @cached_property
     def chain(self) -> Chain:
@@ -168,8 +175,7 @@ class TaskInputs:
         """The train, unlabelled and corpus texts, cut into pieces of at most `piece_tokens` tokens."""
         # Several questions may have one context.
         own = dict.fromkeys(example.text_alone for example in self.splits.train)
-        asks = self.settings.task == "question-answering"
-        texts = [*own] if asks else [example.text_alone for example in self.splits.train]
+        texts = [*own] if self.task.has_contexts else [example.text_alone for example in self.splits.train]
         texts += self.unlabelled + self.corpus
         return chunks(texts, self.tokenizer, self.piece_tokens)
 
@@ -219,6 +225,13 @@ class TaskInputs:
         return self.splits.fingerprint
 
 
+def scored_rows(inputs: TaskInputs, model: Any, split: str) -> np.ndarray:
+    """Per text of a split what the metric sums of the answers of `model`, (texts, columns)."""
+    task, encoded = inputs.task, getattr(inputs, split)
+    gold = [task.gold_of(example) for example in getattr(inputs.splits, split)]
+    return task.metric.counts(gold, task.predictions(encoded, row_logits(model, encoded)))
+
+
 def open_task(
     settings: TaskSettings,
     writes_to: Path,
@@ -247,7 +260,7 @@ def open_task(
         settings, role = faults.check(partial(with_body, settings, asked)) or settings, "--start"
     opened = None if faults.messages else _model(settings, role, faults)
     here = faults.check(partial(on_this_machine, settings))
-    task = faults.check(lambda: check_task(settings.task))
+    task = faults.check(lambda: task_named(settings.task))
     shape = faults.check(lambda: shape_of(settings.student or USUAL_STUDENT))
     named = AUTO if settings.method == AUTO else faults.check(lambda: check_method_name(settings.method))
     for check in more_checks:
@@ -258,8 +271,9 @@ def open_task(
     columns = columns_of(settings)
     splits, outside, answers = _data(settings, task, columns, faults) if task else (None, None, None)
     corpus = _texts(faults, settings.corpus, columns)
-    unlabelled = [] if task == "question-answering" else _texts(faults, settings.unlabelled, columns)
+    unlabelled = [] if task and task.has_contexts else _texts(faults, settings.unlabelled, columns)
     labelled = tokenizer = None
+    task = task.with_multi_label(splits.multi_label) if task and splits else task
     if opened and splits and splits.relations:
         opened = faults.check(partial(with_markers, opened))
         faults.check(partial(check_marked, unlabelled))
@@ -336,7 +350,7 @@ def _data(
     settings: TaskSettings, task: Task, columns: Columns, faults: Faults
 ) -> tuple[Splits | None, Splits | None, TeacherLabels | None]:
     """The texts of the splits, those of them that are out of scope, and a teacher's answers; None for what is not there or faulty."""
-    if task == "question-answering":
+    if task.has_contexts:
         before = len(faults.messages)
         faults.check(partial(refuse_for_questions, settings))
         if len(faults.messages) > before:
@@ -403,23 +417,22 @@ def chain_in(settings: TaskSettings, opened: Opened, shape: Shape) -> Chain:
         pooling=teacher_pooling(method, opened), stages=settings.stages,
     )  # fmt: skip
     check_whole_batches(chain, settings.batch, settings.accumulate)
-    refuse_classes(settings.task, chain)
+    refuse_classes(task_named(settings.task), chain)
     if "source" in chain.texts:
         raise BadInput(f"--method {method} learns another task first, which only `stillroom compare` can be given.")
     return chain
 
 
-def refuse_classes(task: str, chain: Chain) -> None:
+def refuse_classes(task: Task, chain: Chain) -> None:
     """Check that no stage of `chain` learns classes where the task has numbers, or answers to questions.
 
     Raises:
         BadInput: one does.
     """
-    has = {"text-regression": "numbers", "question-answering": "places of answers"}.get(task)
-    if has and "task" in chain.texts and chain.method not in ON_TASK:
+    if not task.names_labels and "task" in chain.texts and chain.method not in ON_TASK:
         raise BadInput(
-            f"--method {chain.method} learns classes on the task, and {task} has {has}. Give soft-labels, labels, or a method that "
-            "reads plain text alone, such as minilmv2."
+            f"--method {chain.method} learns classes on the task, and {task.name} has {task.gives}. Give soft-labels, labels, or a "
+            "method that reads plain text alone, such as minilmv2."
         )
 
 

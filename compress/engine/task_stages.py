@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from compress import distributed
-from compress.data.examples import check_task
 from compress.data.sampler import language_counts
 from compress.engine.hardware import device_here
 from compress.engine.lineage import LINEAGE, read_lineage, save_with_lineage
@@ -19,9 +18,7 @@ from compress.engine.method_runner import RANDOM, Labelled, MethodInputs, is_che
 from compress.engine.resumable_stages import METRICS, STATE, TENSORBOARD, TRAINING
 from compress.engine.soft_labels import fold_of, read_confidence, read_soft_labels
 from compress.engine.task_inputs import TaskInputs
-from compress.evaluation.metrics import chance, gold_of, score
-from compress.evaluation.numbers import check_unit
-from compress.evaluation.predictions import constant_predictions, predictions, shared_row_logits
+from compress.evaluation.predictions import shared_row_logits
 from compress.models import number_head
 from compress.models.initialise import open_start, starting_layers, student_of
 from compress.models.pretrained import Opened, load, open_model
@@ -42,20 +39,20 @@ FEW_STEPS, FEW_TEXTS = 200, 100
 
 def load_stage(folder: Path, inputs: TaskInputs) -> Any:
     """The model that a stage left in `folder`."""
-    return load(open_model(str(folder)), check_task(inputs.settings.task))
+    return load(open_model(str(folder)), inputs.task)
 
 
 def with_new_head(opened: Opened, inputs: TaskInputs) -> Any:
     """The model of `opened` with a new head for the labels of `inputs`."""
-    model = load(opened, check_task(inputs.settings.task), inputs.labels, multi_label=inputs.splits.multi_label)
+    model = load(opened, inputs.task, inputs.labels)
     _start_numbers(model, inputs)
     return model
 
 
 def _start_numbers(model: Any, inputs: TaskInputs) -> None:
     """Let a new head of `model` begin with the mean and the deviation of train's numbers, if these are what it learns."""
-    if inputs.train.task == "text-regression":
-        number_head.into_data(model, number_head.unit_of(inputs.train))
+    if unit := inputs.task.unit_of(inputs.train):
+        number_head.into_data(model, unit)
 
 
 def make_teacher(folder: Path, inputs: TaskInputs, steps: int) -> None:
@@ -66,9 +63,8 @@ def make_teacher(folder: Path, inputs: TaskInputs, steps: int) -> None:
     """
     settings = inputs.settings
     torch.manual_seed(settings.seed)
-    task = check_task(settings.task)
     if inputs.teacher_has_head:
-        model = load(inputs.opened, task)
+        model = load(inputs.opened, inputs.task)
         progress = Progress()
     else:
         model = with_new_head(inputs.opened, inputs)
@@ -127,7 +123,7 @@ def _opened_model(inputs: TaskInputs) -> Any:
     """The model that was given, with a head for the labels: its own, or a new one."""
     torch.manual_seed(inputs.settings.seed)
     if inputs.teacher_has_head:
-        return load(inputs.opened, check_task(inputs.settings.task))
+        return load(inputs.opened, inputs.task)
     return with_new_head(inputs.opened, inputs)
 
 
@@ -145,8 +141,9 @@ def method_inputs(inputs: TaskInputs, teacher: Path, words: Path | None = None) 
     `words` is the teacher with a head for masked words, where a stage asks it for these.
     """
     given = inputs.settings
-    task = check_task(given.task)
-    labelled = Labelled(task, inputs.train, inputs.validation, inputs.splits.validation, teacher, inputs.in_domain)
+    labelled = Labelled(
+        inputs.task, inputs.train, inputs.validation, inputs.splits.validation, teacher, inputs.in_domain
+    )
     return MethodInputs(
         inputs.opened,
         inputs.tokenizer,
@@ -179,16 +176,17 @@ def check_teacher(model: Any, inputs: TaskInputs, best_step: int) -> float:
 
 def _checked_score(inputs: TaskInputs, logits: Sequence[np.ndarray], best_step: int) -> float:
     """See `check_teacher`."""
-    task = check_task(inputs.settings.task)
-    gold = [gold_of(example, task) for example in inputs.splits.validation]
-    answers = predictions(inputs.validation, logits)
-    reached, blind = score(gold, answers), chance(gold, answers, constant_predictions(inputs.validation))
+    task = inputs.task
+    gold = [task.gold_of(example) for example in inputs.splits.validation]
+    answers = task.predictions(inputs.validation, logits)
+    reached = task.metric.score(gold, answers)
+    blind = task.metric.chance(gold, answers, task.constant_predictions(inputs.validation))
     message(
         inputs.notify,
         f"  teacher on validation: {inputs.metric} {reached}; chance is {blind:.4f}",
     )
-    if task == "text-regression" and inputs.teacher_has_head:
-        check_unit(inputs.opened.role + " " + inputs.opened.name, gold, answers)
+    if inputs.teacher_has_head:
+        task.check_answers(inputs.opened.role + " " + inputs.opened.name, gold, answers)
     if reached.low <= blind:
         raise BadInput(
             f"The teacher is not shown to be better than chance on this task: {inputs.metric} {reached} on {len(gold)} validation "

@@ -1,15 +1,10 @@
 """A summary of a task's inputs before anything trains on them, as data and as a few lines of text. No torch."""
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from compress.data.examples import SPLITS, check_task, number_of
-from compress.evaluation.metrics import gold_of
-from compress.evaluation.questions import Acceptable
-from serve.text.labels import entity_labels, kind_of
+from compress.data.examples import SPLITS
+from serve.text.labels import kind_of
 
 if TYPE_CHECKING:
     from compress.engine.task_inputs import TaskInputs
@@ -24,15 +19,14 @@ def understood(inputs: "TaskInputs", steps: Mapping[str, int] | None = None) -> 
     `labels` counts the texts, or entities, of train that have each label; for numbers it is empty, and `numbers` has their `lowest`,
     `highest`, `mean` and `deviation`.
     """
-    task, splits, opened = check_task(inputs.settings.task), inputs.splits, inputs.opened
+    task, splits, opened = inputs.task, inputs.splits, inputs.opened
     own = opened.head_for(task)
-    entities = task == "token-classification"
     there = set(splits.labels(task, SPLITS))
-    theirs = list(entity_labels(own) if entities else own) if own else []
+    theirs = list(task.answer_labels(own)) if own else []
     found: dict[str, Any] = {
-        "task": task,
+        "task": task.name,
         "kind": kind_of(
-            task,
+            task.name,
             inputs.labels,
             multi_label=splits.multi_label,
             relations=splits.relations,
@@ -53,15 +47,7 @@ def understood(inputs: "TaskInputs", steps: Mapping[str, int] | None = None) -> 
         "method": inputs.chain.method,
         "method_why": inputs.method_why,
         "max_length": inputs.max_length,
-    }
-    if task == "text-regression":
-        numbers = np.array([number_of(example) for example in splits.train])
-        found["numbers"] = {
-            "lowest": float(numbers.min()),
-            "highest": float(numbers.max()),
-            "mean": float(numbers.mean()),
-            "deviation": float(numbers.std()),
-        }
+    } | task.summary(splits.train)
     if inputs.answering:
         found["asked"] = inputs.answering.public_name
     if inputs.outside:
@@ -99,17 +85,7 @@ def _by_split(rows: Mapping[str, int]) -> str:
 
 def _counted(inputs: "TaskInputs") -> dict[str, int]:
     """How often each label occurs in train, the most frequent first."""
-    task = check_task(inputs.settings.task)
-    counts: Counter[str] = Counter()
-    if task == "question-answering":
-        counts.update("an answer" if example.answers else "no answer" for example in inputs.splits.train)
-        return dict(counts.most_common())
-    for example in inputs.splits.train if task != "text-regression" else ():
-        gold = gold_of(example, task)
-        assert not isinstance(gold, float | Acceptable)
-        counts.update(
-            [gold] if isinstance(gold, str) else [item if isinstance(item, str) else item[-1] for item in gold]
-        )
+    counts = inputs.task.label_counts(inputs.splits.train)
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 

@@ -1,14 +1,53 @@
-"""Scores of numbers beside Pearson's r: Spearman's rank correlation and the mean squared error, with their intervals. No torch."""
+"""Scores of numbers: Pearson's r, Spearman's rank correlation and the mean squared error, with their intervals. No torch."""
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from compress.evaluation.metrics import Prediction, Score, resamples
+from compress.evaluation.metrics import Answers, Metric, Prediction, Score, resamples
 from serve.errors import BadInput
 
 # Two numbers of one text are distinguishable from this share of the standard deviation of all numbers on.
 DISTINGUISHABLE = 0.1
+# A variance of so small a share of the mean square is rounding: the numbers are equal.
+NO_VARIANCE = 1e-12
+FEWEST_NUMBERS = 10  # texts of a language, for a correlation of its own
+
+
+class Correlation(Metric):
+    """A correlation of two numbers a text, from the sums of 1, x, y, x^2, y^2 and xy."""
+
+    def of(self, sums: np.ndarray) -> np.ndarray:
+        """Pearson's r from the sums `(..., 6)` of n, x, y, x^2, y^2 and xy; 0 where x or y does not vary."""
+        n, x, y, xx, yy, xy = np.moveaxis(sums, -1, 0)
+        of_x, of_y = n * xx - x * x, n * yy - y * y
+        varies = (of_x > NO_VARIANCE * n * xx) & (of_y > NO_VARIANCE * n * yy)
+        product = np.where(varies, of_x * of_y, 1)
+        found: np.ndarray = np.where(varies, np.clip((n * xy - x * y) / np.sqrt(product), -1, 1), 0.0)
+        return found
+
+
+class Pearson(Correlation):
+    """Pearson's r of a model's numbers with the correct ones."""
+
+    def rows(self, gold: Answers, predicted: Answers) -> np.ndarray:
+        """Per text the terms of the sums, (texts, 6)."""
+        x, y = (_centred(np.array(numbers, dtype=np.float64)) for numbers in (gold, predicted))
+        return np.stack([np.ones(len(x)), x, y, x * x, y * y, x * y], axis=-1)
+
+    def further_scores(self, gold: Answers, predicted: Answers, *, seed: int = 0) -> dict[str, Score]:
+        """See `number_scores`."""
+        return number_scores(gold, predicted, seed=seed)
+
+
+PEARSON = Pearson("pearson", FEWEST_NUMBERS, "numbers")
+
+
+def _centred(numbers: np.ndarray) -> np.ndarray:
+    """`numbers` less their mean, so that their squares lose no digits; 0 throughout if all are equal."""
+    if not len(numbers) or numbers.min() == numbers.max():
+        return np.zeros(len(numbers))
+    return np.asarray(numbers - numbers.mean())
 
 
 def number_scores(gold: Sequence[Prediction], predicted: Sequence[Prediction], *, seed: int = 0) -> dict[str, Score]:

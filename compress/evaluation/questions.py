@@ -9,13 +9,14 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from compress.data.encoded import Encoded
+from compress.evaluation.metrics import Acceptable, Answers, Metric, Score
 from serve.text.questions import EVEN_SCORE, Found, QuestionRow, found_answer
 
 ARTICLES = {
@@ -27,16 +28,6 @@ ARTICLES = {
 }
 CHINESE = "zh"
 HAN = re.compile("[\u4e00-\u9fa5]")
-
-
-class Acceptable(NamedTuple):
-    """The texts that each answer a question, none if it has no answer, and the language by whose rules they are compared.
-
-    Without a language the rules are SQuAD's; a code such as `de` stands for MLQA's of that language.
-    """
-
-    texts: tuple[str, ...]
-    language: str = ""
 
 
 class Said(NamedTuple):
@@ -128,3 +119,35 @@ def _f1(gold: list[str], said: list[str]) -> float:
 @lru_cache(maxsize=8192)
 def _is_punctuation(character: str, *, everywhere: bool) -> bool:
     return character in string.punctuation or (everywhere and unicodedata.category(character).startswith("P"))
+
+
+class AnswerF1(Metric):
+    """The mean F1 of words of answers to questions."""
+
+    def rows(self, gold: Answers, predicted: Answers) -> np.ndarray:
+        """Per question its F1, and 1: (questions, 2)."""
+        return _means(word_f1, cast(Sequence[Acceptable], gold), predicted)
+
+    def of(self, sums: np.ndarray) -> np.ndarray:
+        """The mean from sums `(..., 2)`."""
+        return np.asarray(sums[..., 0] / np.maximum(sums[..., 1], 1))
+
+    def further_scores(self, gold: Answers, predicted: Answers, *, seed: int = 0) -> dict[str, Score]:
+        """`exact_match`, and the F1 where there is an answer and where there is none."""
+        right = cast(Sequence[Acceptable], gold)
+        found = {"exact_match": self.interval_of(_means(exact, right, predicted), seed=seed)}
+        for name, there in (("f1_with_answer", True), ("f1_without_answer", False)):
+            chosen = [i for i, each in enumerate(right) if bool(each.texts) is there]
+            if chosen and len(chosen) < len(right):
+                rows = _means(word_f1, [right[i] for i in chosen], [predicted[i] for i in chosen])
+                found[name] = self.interval_of(rows, seed=seed)
+        return found
+
+
+ANSWER_F1 = AnswerF1("answer_f1", further="questions")
+
+
+def _means(each: Callable[[Acceptable, str], float], gold: Sequence[Acceptable], predicted: Answers) -> np.ndarray:
+    """The rows of a mean over questions, (questions, 2): its term, and 1. Of what was shuffled, the first right answer stands for all."""
+    said = [next(iter(ours.texts), "") if isinstance(ours, Acceptable) else str(ours) for ours in predicted]
+    return np.array([[each(theirs, ours), 1.0] for theirs, ours in zip(gold, said, strict=True)])

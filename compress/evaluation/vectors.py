@@ -4,9 +4,14 @@ Vectors of two models may have different widths and directions; what users compa
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 
+from compress.evaluation.metrics import Answers, Score, resamples
+from compress.evaluation.numbers import FEWEST_NUMBERS, Correlation
+
+RECALLED = 10  # nearest texts, as in benchmarks of nearest-neighbour search
 # Other texts that each text is compared with. With all of them, 10,000 texts would have 50 million pairs.
 PARTNERS = 64
 ROWS_AT_ONCE = 256
@@ -115,3 +120,35 @@ def _centred_ranks(values: np.ndarray) -> np.ndarray:
     last = np.cumsum(counts)
     ranks = last - (counts - 1) / 2
     return np.asarray(ranks[place.reshape(values.shape)] - (values.size + 1) / 2)
+
+
+class Similarity(Correlation):
+    """Spearman's rho between the similarities of texts by two models."""
+
+    def rows(self, gold: Answers, predicted: Answers) -> np.ndarray:
+        """See `similarity_moments`."""
+        return similarity_moments(cast(Sequence[np.ndarray], gold), cast(Sequence[np.ndarray], predicted))
+
+
+SIMILARITY = Similarity("similarity_spearman", FEWEST_NUMBERS)
+
+
+def vector_scores(theirs: Sequence[np.ndarray], ours: Sequence[np.ndarray], *, seed: int = 0) -> dict[str, Score]:
+    """By name: `similarity_spearman` and `recall_at_10`, with percentile bootstrap intervals over texts.
+
+    The first is Spearman's rho between the similarities of texts by both models. The second is the mean share of a text's ten nearest
+    texts by the teacher that are among its ten nearest by the student.
+
+    Args:
+        theirs: the teacher's vector of each text.
+        ours: the student's, of any width.
+        seed: of the resampling.
+    """
+    each = recall_at(theirs, ours, RECALLED)
+    means = np.concatenate([weights @ each / len(each) for weights in resamples(len(each), seed)])
+    low, high = np.quantile(means, (0.025, 0.975))
+    recall = Score(float(each.mean()), float(low), float(high))
+    return {
+        "similarity_spearman": SIMILARITY.score(list(theirs), list(ours), seed=seed),
+        f"recall_at_{RECALLED}": recall,
+    }

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from compress.data.examples import Example, Task
+from compress.data.examples import Example
+from compress.data.task import Task
 from compress.labelling.journal import ERROR, TOKENS
 from compress.labelling.prompts import answer_of, user_prompt
 from serve.errors import BadInput
@@ -43,7 +44,6 @@ class Endpoint:
     system: str
     task: Task
     labels: tuple[str, ...]
-    multi_label: bool
     concurrency: int
     per_minute: float
     """Most requests a minute; 0 for no limit."""
@@ -204,7 +204,7 @@ class _Talk:
                 fault = str(reason)
                 break
             try:
-                fields = answer_of(said, example, given.task, given.labels, multi_label=given.multi_label)
+                fields = answer_of(said, example, given.task, given.labels)
             except ValueError as reason:
                 fault = str(reason)
                 messages += [

@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 from compress.data.answer_rows import answer_in, named_in
 from compress.data.asked_texts import read_asked
 from compress.data.columns import columns_of
-from compress.data.examples import Example, Task, check_task, examples_fingerprint
+from compress.data.examples import Example, examples_fingerprint
+from compress.data.task import Task
 from compress.input_errors import Faults
 from compress.labelling.by_command import ask_command
 from compress.labelling.by_endpoint import Asked, Endpoint, ask_endpoint
@@ -24,6 +25,7 @@ from compress.labelling.journal import ERROR, TOKENS, Journal, fields_of
 from compress.labelling.prompts import system_prompt
 from compress.progress import Notify, advancing, message, silent
 from compress.settings import TASKS, Labelling
+from compress.tasks import LABELLED, task_named
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
 
@@ -69,7 +71,7 @@ def label(settings: Labelling, notify: Notify = silent) -> dict[str, Any]:
     texts = list(dict.fromkeys(found))
     if len(texts) < len(found):
         message(notify, f"{len(found) - len(texts):,} of {len(found):,} texts are repetitions, and asked about once.")
-    lineage = teacher.lineage | {"task": teacher.task, "texts": examples_fingerprint(texts)}
+    lineage = teacher.lineage | {"task": teacher.task.name, "texts": examples_fingerprint(texts)}
     asked = Asked()
     with Journal(out, texts, lineage) as journal:
         missing = journal.missing
@@ -87,7 +89,7 @@ def label(settings: Labelling, notify: Notify = silent) -> dict[str, Any]:
     document = {
         "out": str(out),
         "teacher": teacher.name,
-        "task": teacher.task,
+        "task": teacher.task.name,
         "texts": len(texts),
         "texts_before": before,
     }
@@ -150,13 +152,13 @@ def _opened(settings: Labelling) -> _Teacher:
         return _opened_model(settings)
     if not settings.task:
         raise BadInput(f"--task is needed: what is answered, {', '.join(TASKS[:-1])} or {TASKS[-1]}.")
-    task = check_task(settings.task)
-    if task == "question-answering":
+    task = task_named(settings.task, multi_label=settings.multi_label)
+    if task.has_contexts:
         raise BadInput(
-            "--task question-answering needs a context for each question, which is not labelled here. Give another task."
+            f"--task {task.name} needs a context for each question, which is not labelled here. Give another task."
         )
-    if task == "text-regression" and settings.url:
-        raise BadInput("--with-url asks for labels, and text-regression has numbers. Give --with or --with-command.")
+    if not task.names_labels and settings.url:
+        raise BadInput(f"--with-url asks for labels, and {task.name} has {task.gives}. Give --with or --with-command.")
     if settings.command:
         # The command may hold a password.
         hashed = hashlib.sha256(settings.command.encode()).hexdigest()
@@ -180,18 +182,17 @@ def _opened(settings: Labelling) -> _Teacher:
     ]
     if faults:
         raise BadInput(". ".join(faults) + ".")
-    several = settings.multi_label and task == "text-classification"
     prompt = Path(settings.prompt) if settings.prompt else None
-    system = system_prompt(prompt, task, settings.label, multi_label=several)
+    system = system_prompt(prompt, task, settings.label)
     endpoint = Endpoint(
-        settings.url.rstrip("/"), settings.model, key, system, task, settings.label, several,
+        settings.url.rstrip("/"), settings.model, key, system, task, settings.label,
         settings.concurrency, settings.per_minute, settings.timeout_s, settings.retries,
     )  # fmt: skip
     return _Teacher(
         settings.model,
         task,
         settings.label,
-        {"url": endpoint.url, "model": settings.model, "prompt": system, "multi_label": several},
+        {"url": endpoint.url, "model": settings.model, "prompt": system, "multi_label": task.multi_label},
         endpoint=endpoint,
     )
 
@@ -203,7 +204,9 @@ def _opened_model(settings: Labelling) -> _Teacher:
     from compress.models.pretrained import public_name_of
 
     device = device_here(settings.device)
-    model = open_answering(settings.checkpoint, revision=settings.revision, max_length=settings.max_length)
+    model = open_answering(
+        settings.checkpoint, LABELLED.values(), revision=settings.revision, max_length=settings.max_length
+    )
     name = public_name_of(model.name, model.folder)
     lineage = {
         "model": name, "weights": folder_fingerprint(model.folder), "max_length": model.max_length, "device": device.type,

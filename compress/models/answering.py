@@ -1,13 +1,14 @@
 """A model that is asked for its answers alone, of any family that transformers has without code of its own."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 
-from compress.data.examples import Task
+from compress.data.task import Task
 from compress.models.configurations import loading_config, quiet
 from compress.models.families import FAMILIES
 from compress.models.pretrained import (
@@ -15,7 +16,6 @@ from compress.models.pretrained import (
     check_labels,
     check_weights,
     head_fault,
-    head_for,
     open_unread,
     public_name_of,
     warn_of_head,
@@ -74,16 +74,19 @@ class AnsweringModel:
     tokenizer: Tokenizer
 
 
-def open_answering(name: str, *, role: str = "--with", revision: str = "", max_length: int = 0) -> AnsweringModel:
+def open_answering(
+    name: str, tasks: Iterable[Task], *, role: str = "--with", revision: str = "", max_length: int = 0
+) -> AnsweringModel:
     """The model in the folder `name`, or of that name on the Hub: `find_answering`, then `load_answering`."""
-    return load_answering(find_answering(name, role=role, revision=revision), max_length)
+    return load_answering(find_answering(name, tasks, role=role, revision=revision), max_length)
 
 
-def find_answering(name: str, *, role: str = "--with", revision: str = "") -> AnsweringTeacher:
+def find_answering(name: str, tasks: Iterable[Task], *, role: str = "--with", revision: str = "") -> AnsweringTeacher:
     """The model in the folder `name`, or of that name on the Hub, checked and not loaded.
 
     Args:
         name: the folder or the name.
+        tasks: those whose heads may answer.
         role: the flag that named it.
         revision: a branch, tag or commit of the Hub's model; empty for its main branch.
 
@@ -93,15 +96,17 @@ def find_answering(name: str, *, role: str = "--with", revision: str = "") -> An
     """
     named = f"{role} {name}"
     folder, config = open_unread(name, role, "a transformers folder of a model fine-tuned on a task", revision)
-    task = next((task for task in get_args(Task) if head_for(config, task)), None)
-    if task == "question-answering":
+    task = next((task for task in tasks if task.head and task.head.labels_in(config)), None)
+    if task and task.has_contexts:
         raise BadInput(
             f"{named} answers questions about a context, which no file of texts has. Give a model of classes, numbers or entities."
         )
     if task is None:
         how = f": stillroom finetune --model {name} ..." if config.model_type in FAMILIES else " with transformers."
         raise BadInput(f"{named} {head_fault(config)}. Fine-tune it first{how}")
-    labels = head_for(config, task) or ()
+    task = task.with_multi_label(config.problem_type == MULTI_LABEL)
+    assert task.head
+    labels = task.head.labels_in(config) or ()
     check_labels(labels, task, named)
     check_weights(folder, config, named)
     warn_of_head(config, named)
@@ -126,11 +131,9 @@ def on_device(model: AnsweringModel, device: torch.device) -> AnsweringModel:
 
 
 def _loaded(folder: Path, task: Task) -> Any:
-    from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
-
-    kind = AutoModelForTokenClassification if task == "token-classification" else AutoModelForSequenceClassification
+    assert task.head
     with quiet():
-        return kind.from_pretrained(
+        return task.head.model_class.from_pretrained(
             folder, config=loading_config(folder), local_files_only=True, use_safetensors=True, dtype=torch.float32
         ).eval()
 

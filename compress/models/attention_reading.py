@@ -10,7 +10,7 @@ from torch import Tensor
 
 from compress.data.batches import collate, inputs_for
 from compress.data.encoded import Encoded
-from compress.data.examples import Task
+from compress.data.task import Task
 from compress.losses.relations import dot_scores, split_heads
 from compress.models.activations import Activations, Part, read
 from compress.models.families import Family

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 
-from compress.data.examples import Task
 from compress.data.hub import download_model, may_be_on_hub
-from compress.data.tags import tags_fault
+from compress.data.task import Task
 from compress.distributed import warn
 from compress.models.configurations import (
     CONFIG,
@@ -27,22 +26,15 @@ from compress.models.configurations import (
     quiet,
 )
 from compress.models.families import Family, encoder_of, family_of
+from compress.models.heads import CLASSES, HEADS, SPANS, head_of
 from compress.models.sentence_pooling import forget_activation, refuse_inner_encoder, warn_of_activation
-from compress.models.span_logits import with_span_logits
 from compress.models.tokenizer_files import MEND_TOKENIZER, TOKENIZER_FILES, check_ids, fast_tokenizer
 from compress.models.unused_weights import check_files, check_used
-from serve.bundle.manifest import label_faults
 from serve.errors import BadInput, BundleError
 from serve.text.entity_markers import MARKERS
-from serve.text.labels import MULTI_LABEL, REGRESSION, SPAN_ENDS, gives_number
+from serve.text.labels import MULTI_LABEL, REGRESSION
 from serve.text.tokenizer import load_tokenizer
 
-HEADS = {
-    "token-classification": "ForTokenClassification",
-    "text-classification": "ForSequenceClassification",
-    "text-regression": "ForSequenceClassification",
-    "question-answering": "ForQuestionAnswering",
-}
 WEIGHTS = "model.safetensors"
 LONGEST_TEXT = 512  # tokens, as the papers' teachers were trained on
 
@@ -87,11 +79,11 @@ class Opened:
     @property
     def has_head(self) -> bool:
         """Whether it has a head for a task."""
-        return any(self.head_for(task) for task in get_args(Task))
+        return head_of(self.config) is not None
 
     def head_for(self, task: Task) -> tuple[str, ...] | None:
         """The labels of its head for `task`, by index; None if it has no such head."""
-        return head_for(self.config, task)
+        return task.head.labels_in(self.config) if task.head else None
 
 
 def open_model(
@@ -126,7 +118,7 @@ def warn_of_head(config: Any, named: str) -> None:
 
     warn_of_activation(config, named)
     own = [str(name) for name in config.architectures or [] if not hasattr(transformers, str(name))]
-    if any(head_for(config, task) for task in get_args(Task)) and (own or getattr(config, "auto_map", None)):
+    if head_of(config) and (own or getattr(config, "auto_map", None)):
         what = (
             f"its class {own[0]} is not one of transformers"
             if own
@@ -176,53 +168,25 @@ def check_checkpoint(folder: Path, named: str) -> None:
         check_ids(tokenizer, config, named)
 
 
-def head_for(config: Any, task: Task) -> tuple[str, ...] | None:
-    """The labels of the head for `task` in `config`, by index; None if it has no such head."""
-    if task not in HEADS or not any(str(name).endswith(HEADS[task]) for name in config.architectures or []):
-        return None
-    if task == "question-answering":
-        return SPAN_ENDS if config.num_labels == len(SPAN_ENDS) else None
-    if task != "token-classification" and gives_number(config.problem_type, config.num_labels) is not (
-        task == "text-regression"
-    ):
-        return None
-    if (
-        task == "text-classification" and config.problem_type == REGRESSION
-    ):  # several numbers a text, which no task here has
-        return None
-    return tuple(config.id2label[index] for index in range(config.num_labels))
-
-
 def check_labels(labels: Sequence[str], task: Task, named: str) -> None:
     """Check the `labels` of the head for `task` of a model whose answers are read or served, named as `named`.
 
     Raises:
         BadInput: a label is there twice or has no name; or they are tags in no scheme, by the rules for those of data.
     """
-    if task not in ("token-classification", "text-classification"):
-        return
-    faults = list(label_faults(labels))
-    unnamed = [i for i, label in enumerate(labels) if not any(c.isprintable() and not c.isspace() for c in label)]
-    if unnamed:
-        faults.append(f"the label of number {unnamed[0]} has an empty name")
-    if task == "token-classification" and not faults:
-        try:
-            faults += [fault] if (fault := tags_fault(labels, "id2label")) else []
-        except ValueError as reason:
-            faults.append(str(reason))
-    if faults:
+    if faults := task.label_faults(labels):
         raise BadInput(f"{named}: {'; '.join(faults)}. Correct the names in id2label and label2id of its {CONFIG}.")
 
 
 def head_fault(config: Any) -> str:
     """Why a model with `config`, which has no head for a task here, has none: the end of a sentence about it."""
-    kinds = " or ".join(dict.fromkeys(HEADS.values()))
+    kinds = " or ".join(dict.fromkeys(head.suffix for head in HEADS))
     named = [str(name) for name in config.architectures or []]
     if not named:
         return f"names no architectures in its {CONFIG}; if it has a head, name its class there, which ends in {kinds}"
-    if any(name.endswith(HEADS["text-classification"]) for name in named):
+    if any(name.endswith(CLASSES.suffix) for name in named):
         return f"gives {config.num_labels} numbers for a text (problem_type is {REGRESSION}), and a model of one output is needed"
-    if any(name.endswith(HEADS["question-answering"]) for name in named):
+    if any(name.endswith(SPANS.suffix) for name in named):
         return f"is a {named[0]} of {config.num_labels} outputs, and one of 2 is needed, the start and the end of an answer"
     return f"has no head for a task: its architecture is {', '.join(named)}, and one that ends in {kinds} is needed"
 
@@ -287,7 +251,7 @@ def check_weights(folder: Path, config: Any, named: str) -> None:
             )  # fmt: skip
     except Exception as error:
         raise BadInput(f"{named}: no model can be built from its {CONFIG} ({in_one_line(error)}). {MEND}") from None
-    has_head = any(head_for(config, task) for task in get_args(Task))
+    has_head = head_of(config) is not None
     missing = sorted(key for key in found["missing_keys"] if has_head or not key.startswith("pooler."))
     if missing:
         raise BadInput(f"{named}: its weights lack {_first_of(missing)}, which its {CONFIG} requires. {MEND}")
@@ -351,19 +315,10 @@ def _weight_files(folder: Path, named: str) -> list[Path]:
 
 def _class_of(config: Any) -> Any:
     """The class of the model as it was saved: with its head, if it has one for a task."""
-    from transformers import (
-        AutoModel,
-        AutoModelForQuestionAnswering,
-        AutoModelForSequenceClassification,
-        AutoModelForTokenClassification,
-    )
+    from transformers import AutoModel
 
-    if head_for(config, "token-classification"):
-        return AutoModelForTokenClassification
-    if head_for(config, "question-answering"):
-        return AutoModelForQuestionAnswering
-    of_texts = head_for(config, "text-classification") or head_for(config, "text-regression")
-    return AutoModelForSequenceClassification if of_texts else AutoModel
+    head = head_of(config)
+    return head.model_class if head else AutoModel
 
 
 def _first_of(things: Sequence[str]) -> str:
@@ -434,45 +389,32 @@ def open_tokenizer(opened: Opened) -> Tokenizer:
         return save_tokenizer(opened, Path(folder))
 
 
-def load(opened: Opened, task: Task, labels: tuple[str, ...] | None = None, *, multi_label: bool = False) -> Any:
+def load(opened: Opened, task: Task, labels: tuple[str, ...] | None = None) -> Any:
     """The model of `opened` with a head for `task`, in float32.
 
-    With `labels` (by index) the head is new; with `multi_label` any number of labels may apply to a text. Without `labels` the
-    head in the folder is used.
+    With `labels` (by index) the head is new. Without, the head in the folder is used.
     """
-    from transformers import (
-        AutoModelForQuestionAnswering,
-        AutoModelForSequenceClassification,
-        AutoModelForTokenClassification,
-    )
-
-    classes = {
-        "token-classification": AutoModelForTokenClassification,
-        "text-classification": AutoModelForSequenceClassification,
-        "text-regression": AutoModelForSequenceClassification,
-        "question-answering": AutoModelForQuestionAnswering,
-    }
+    assert task.head
+    model_class = task.head.model_class
     changes: dict[str, Any] = {}
     if labels is not None:
         changes = {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
-        if task == "text-regression":
-            changes["problem_type"] = REGRESSION
-        elif multi_label or opened.config.problem_type in (MULTI_LABEL, REGRESSION):
-            changes["problem_type"] = MULTI_LABEL if multi_label else None
+        if task.problem_type or opened.config.problem_type in (MULTI_LABEL, REGRESSION):
+            changes["problem_type"] = task.problem_type
     with quiet():
         config = loading_config(opened.folder, **changes)
         if labels is not None:
             forget_activation(config)
-        model = classes[task].from_pretrained(
+        model = model_class.from_pretrained(
             opened.folder, config=config, local_files_only=True, use_safetensors=True, dtype=torch.float32,
             ignore_mismatched_sizes=labels is not None,
         )  # fmt: skip
         if labels is not None:
             # `from_pretrained` keeps a head of the same size, even of another task; here the head must be new.
-            fresh = classes[task].from_config(model.config)
+            fresh = model_class.from_config(model.config)
             encoder_of(fresh).load_state_dict(encoder_of(model).state_dict())
             model = fresh.eval()
-        return _with_rows(with_span_logits(model) if task == "question-answering" else model, opened)
+        return _with_rows(task.head.ready(model), opened)
 
 
 def _with_rows(model: Any, opened: Opened) -> Any:

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from compress.data.encoded import encode
 from compress.data.examples import Example
-from compress.evaluation.predictions import row_logits, softmax
+from compress.evaluation.logits import softmax
+from compress.evaluation.predictions import row_logits
 from compress.models.answering import AnsweringModel
 
 
@@ -19,7 +19,7 @@ def margins(
     of labels may apply it is the smallest distance of a label's probability from an even chance, doubled. Of entities it is the
     mean over the words of a text.
     """
-    encoded = encode(texts, model.tokenizer, model.task, model.labels, multi_label=model.multi_label)
+    encoded = model.task.encode(texts, model.tokenizer, model.labels)
     logits = row_logits(model.model, encoded, advance=advance)
     if model.multi_label:
         return np.array([np.abs(2 / (1 + np.exp(-rows[0])) - 1).min() for rows in logits], dtype=np.float32)

@@ -12,10 +12,11 @@ import numpy as np
 
 from compress.data.asked_texts import read_asked
 from compress.data.columns import Columns, columns_of
-from compress.data.examples import Example, Splits, Task, check_kind, check_task
+from compress.data.examples import Example, Splits, check_kind
+from compress.data.label_checks import some
 from compress.data.splits import read_splits
+from compress.data.task import Task
 from compress.engine.hardware import device_here, same_bits
-from compress.engine.label_checks import some
 from compress.engine.resumable_stages import check_writable
 from compress.input_errors import Faults
 from compress.models import answering, sentence_encoder
@@ -24,9 +25,9 @@ from compress.progress import Advance, Notify, advancing, message, silent
 from compress.selecting.certainty import margins
 from compress.selecting.neighbours import Nearest, distinct
 from compress.settings import Selecting
+from compress.tasks import LABELLED, task_named
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
-from serve.text.labels import entity_labels
 
 if TYPE_CHECKING:
     from compress.models.answering import AnsweringModel
@@ -49,10 +50,10 @@ def select(settings: Selecting, notify: Notify = silent) -> dict[str, Any]:
         BadInput: the bank, the data, a model or the output cannot be used, or no text is left.
     """
     faults, out, columns = Faults(), Path(settings.out), columns_of(settings)
-    task = faults.check(lambda: check_task(settings.task))
-    if task == "question-answering":
+    task = faults.check(lambda: task_named(settings.task))
+    if task and task.has_contexts:
         raise BadInput(
-            "--task question-answering needs a context for each question, which is not chosen here. Give another task."
+            f"--task {task.name} needs a context for each question, which is not chosen here. Give another task."
         )
     splits = faults.check(partial(_splits, settings, task, columns)) if task else None
     bank: list[Example] = []
@@ -133,19 +134,20 @@ def _model(settings: Selecting, splits: Splits | None) -> "AnsweringModel | None
         raise BadInput("--with needs --uncertain: the number of texts to keep.")
     if not settings.checkpoint:
         return None
-    model = answering.open_answering(settings.checkpoint, revision=settings.revision, max_length=settings.max_length)
+    model = answering.open_answering(
+        settings.checkpoint, LABELLED.values(), revision=settings.revision, max_length=settings.max_length
+    )
     named = f"--with {settings.checkpoint}"
-    if settings.task and model.task != settings.task:
-        raise BadInput(f"{named} is a model of {model.task}, and --task is {settings.task}.")
-    if model.task in ("text-regression", "question-answering"):
-        gives = "numbers" if model.task == "text-regression" else "answers to questions"
+    if settings.task and model.task.name != settings.task:
+        raise BadInput(f"{named} is a model of {model.task.name}, and --task is {settings.task}.")
+    if not model.task.names_labels:
         raise BadInput(
-            f"{named} gives {gives}, and how sure it is of them is not known. Give a model of classes or entities."
+            f"{named} gives {model.task.gives}, and how sure it is of them is not known. Give a model of classes or entities."
         )
     if splits:
-        if model.task == "text-classification":
+        if model.task.has_kinds:
             check_kind(splits.train, named, multi_label=model.multi_label, markers=False)
-        known = set(entity_labels(model.labels) if model.task == "token-classification" else model.labels)
+        known = set(model.task.answer_labels(model.labels))
         if lacking := sorted(set(splits.labels(model.task)) - known):
             raise BadInput(
                 f"{named} has the labels {some(sorted(known))}, which lack {some(lacking)} of --like {settings.like}."

@@ -14,12 +14,11 @@ from compress.data.encoded import Encoded
 from compress.data.examples import Example
 from compress.data.sampler import Sampler
 from compress.distributed import Share
-from compress.evaluation.metrics import counts, gold_of, metric_of
-from compress.evaluation.predictions import predictions, row_logits
+from compress.evaluation.predictions import row_logits
 from compress.losses.outputs import mixed_loss
 from compress.methods.presets import Schedule
 from compress.models.embedding_rows import rows_in_use
-from compress.models.number_head import standardised, unit_of
+from compress.models.number_head import standardised
 from compress.training.checkpoint import Progress
 from compress.training.loop import Report, Validation, train
 from compress.training.prefetch import Prefetcher
@@ -79,7 +78,7 @@ def train_on_task(
         read: how often each labelled text is read in an epoch, (texts,), if not once.
         report: called after each step.
     """
-    unit = unit_of(labelled) if labelled.task == "text-regression" else None
+    unit = labelled.task.unit_of(labelled)
     texts = labelled if unlabelled is None or soft is None else labelled + unlabelled
     if unit:
         texts, soft = unit.texts(texts), None if soft is None else unit.soft(soft)
@@ -144,10 +143,11 @@ def validating(
 
     `remap` maps token ids to rows of narrowed embeddings; training ends after `patience` validations without a new best.
     """
-    answers = [gold_of(example, validation.task) for example in gold]
+    task = validation.task
+    answers = [task.gold_of(example) for example in gold]
 
     def evaluate() -> float:
-        said = predictions(validation, row_logits(model, validation, remap=remap))
-        return float(metric_of(counts(answers, said).sum(axis=0)))
+        said = task.predictions(validation, row_logits(model, validation, remap=remap))
+        return task.metric.value(task.metric.counts(answers, said))
 
     return Validation(every, evaluate, patience)

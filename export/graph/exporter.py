@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compress.models.configurations import loading_config, position_limit
+from compress.models.heads import HEADS
 from compress.models.sentence_pooling import pooling_in
 from export.graph.nodes import Wiring
-from serve.bundle.manifest import Task
 from serve.bundle.replaced_files import replacing
 from serve.errors import BadInput
 from serve.model.session import OUTPUT
@@ -40,7 +40,6 @@ MAX_WEIGHT_BYTES = 2**31 - 2**26
 class GraphInfo:
     """The exported graph, described."""
 
-    task: Task
     labels: tuple[str, ...]
     """Index -> name, from the checkpoint's `id2label`."""
     inputs: tuple[str, ...]
@@ -64,7 +63,9 @@ def export_graph(checkpoint: Path, out: Path, max_length: int) -> GraphInfo:
     """
     import torch
 
-    model, task = load_answering_model(checkpoint)
+    from compress.models.sentence_model import SentenceModel
+
+    model = load_answering_model(checkpoint)
     inputs = graph_inputs(model)
     _check_size(checkpoint, model, max_length)
     # torch.export takes sizes 0 and 1 for constants, so the example has 2 rows of several tokens. A padded position keeps the mask.
@@ -101,9 +102,8 @@ def export_graph(checkpoint: Path, out: Path, max_length: int) -> GraphInfo:
     _keep_gelu_apart(graph)
     write_model(graph, out)
     return GraphInfo(
-        task=task,
         labels=()
-        if task == "feature-extraction"
+        if isinstance(model, SentenceModel)
         else tuple(model.config.id2label[index] for index in range(model.config.num_labels)),
         inputs=inputs,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -145,38 +145,21 @@ def _keep_gelu_apart(model: "ModelProto") -> None:
                 wiring.initializers[name].CopyFrom(numpy_helper.from_array(row, name))
 
 
-def load_answering_model(checkpoint: Path) -> tuple["PreTrainedModel | SentenceModel", Task]:
-    """The model in folder `checkpoint`, in float32 and evaluation mode, and its task, from `config.architectures`.
+def load_answering_model(checkpoint: Path) -> "PreTrainedModel | SentenceModel":
+    """The model in folder `checkpoint`, in float32 and evaluation mode, by `config.architectures`.
 
     Without a head for a task it is an encoder of sentences, if its folder says how vectors are made. BadInput when it is neither.
     """
     import torch
-    from transformers import (
-        AutoModelForQuestionAnswering,
-        AutoModelForSequenceClassification,
-        AutoModelForTokenClassification,
-    )
 
     architecture = _architecture(checkpoint)
-    classes: dict[Task, type] = {
-        "question-answering": AutoModelForQuestionAnswering,
-        "token-classification": AutoModelForTokenClassification,
-        "text-classification": AutoModelForSequenceClassification,
-    }
-    task: Task
-    if architecture.endswith("ForTokenClassification"):
-        task = "token-classification"
-    elif architecture.endswith("ForSequenceClassification"):
-        task = "text-classification"
-    elif architecture.endswith("ForQuestionAnswering"):
-        task = "question-answering"
-    elif how := pooling_in(checkpoint):
+    head = next((head for head in HEADS if architecture.endswith(head.suffix)), None)
+    if head is None and (how := pooling_in(checkpoint)):
         from compress.models.sentence_model import load_sentence_model
 
         with quiet():
-            encoder = load_sentence_model(how, checkpoint, attn_implementation="eager", dtype=torch.float32)
-        return encoder, "feature-extraction"
-    else:
+            return load_sentence_model(how, checkpoint, attn_implementation="eager", dtype=torch.float32)
+    if head is None:
         raise BadInput(
             f"{checkpoint} holds a {architecture or 'model that names no architecture'}; export needs a "
             "...ForTokenClassification, ...ForSequenceClassification or ...ForQuestionAnswering: fine-tune it for the task first; or an "
@@ -185,18 +168,14 @@ def load_answering_model(checkpoint: Path) -> tuple["PreTrainedModel | SentenceM
     # "eager" writes attention as two products and a softmax, which onnxruntime optimises best: a 3x384 model takes about
     # 0.9 times as long as its "sdpa" graph, which adds NaN guards and slices.
     with quiet():
-        model: PreTrainedModel = classes[task].from_pretrained(  # type: ignore[attr-defined]
+        model: PreTrainedModel = head.model_class.from_pretrained(
             checkpoint,
             config=loading_config(checkpoint),
             attn_implementation="eager",
             dtype=torch.float32,
             local_files_only=True,
         )
-    if task == "question-answering":
-        from compress.models.span_logits import with_span_logits
-
-        model = with_span_logits(model)
-    return model.eval(), task
+    return head.ready(model).eval()
 
 
 @contextlib.contextmanager

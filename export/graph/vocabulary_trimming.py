@@ -315,7 +315,7 @@ def _trim_model(checkpoint: Path, new_ids: dict[int, int]) -> int:
 
     from compress.models.sentence_model import SentenceModel
 
-    found, _ = load_answering_model(checkpoint)
+    found = load_answering_model(checkpoint)
     model = found.model if isinstance(found, SentenceModel) else found
     config = model.config
     check_padding(config, new_ids, str(checkpoint))

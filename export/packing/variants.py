@@ -76,8 +76,8 @@ class Variants:
     """Number of validation texts."""
     labelled: bool = True
     """Whether the validation texts had labels."""
-    numbers: bool = False
-    """Whether the model gives numbers."""
+    answers: str = "labels"
+    """What the model's answers are, in the plural."""
     answer_from: float | None = None
     """The score from which a question is answered, chosen on validation; None for other tasks."""
     schemes: dict[str, str] = field(default_factory=dict)
@@ -131,10 +131,7 @@ class Variants:
     @property
     def gates(self) -> list[Gate]:
         """The share of fp32's metric that each variant keeps, in the runtime that serves it."""
-        kept = "fp32's numbers" if self.numbers else "fp32's labels"
-        if self.graph.task == "feature-extraction":
-            kept = "fp32's similarities"
-        of = "over fp32, validation" if self.labelled else f"has {kept}, {self.validated_on} texts"
+        of = "over fp32, validation" if self.labelled else f"has fp32's {self.answers}, {self.validated_on} texts"
         return [
             gate(f"{name} {of}", self.validation[name].share, self.wanted.gate)
             for name, variant, runtime in self.runs
@@ -203,7 +200,7 @@ def make_variants(
     described = replace(exported, shapes=())  # needed only here, and not JSON
     found = Variants(
         folder, wanted, described, max_length, validated_on=len(validation.encoded), labelled=validation.labelled,
-        numbers=validation.encoded.task == "text-regression",
+        answers=validation.encoded.task.gives,
     )  # fmt: skip
     model = onnx.load(plain)
     graph, promised = joined(model, exported.shapes) if wanted.fuse else (model, {})
@@ -214,7 +211,7 @@ def make_variants(
         "layer-norm": found.graph.operators.get("LayerNormalization", 0),
     }
     chosen = _drawn(calibration, CALIBRATION_TEXTS)
-    if exported.task != "question-answering":  # whose texts are as long as the windows
+    if not validation.encoded.task.has_contexts:  # whose texts are as long as the windows
         chosen = with_long_texts(chosen, max_length)
     evaluator = Evaluator(
         validation.examples,
@@ -226,7 +223,7 @@ def make_variants(
         threads,
         labelled=validation.labelled,
     )
-    if exported.task == "question-answering":
+    if validation.encoded.task.has_contexts:
         found.answer_from = evaluator.encoded.answer_from
     for warning in nothing_to_keep(evaluator, wanted):
         progress(f"warning: {warning}")
@@ -280,15 +277,7 @@ def nothing_to_keep(evaluator: Evaluator, wanted: VariantSettings) -> list[str]:
     if evaluator.fp32.value > 0:
         return []
     texts = f"{len(evaluator.gold)} {'text' if len(evaluator.gold) == 1 else 'texts'}"
-    what = f"finds none of the labels of {texts}. It was trained for other labels, or too little"
-    if evaluator.encoded.task == "feature-extraction":
-        what = (
-            f"ranks no similarities of {texts}. These are too few (half of --texts checks), or all get the same vector"
-        )
-    if evaluator.encoded.task == "question-answering":
-        what = f"answers none of {texts} with a right word. It was trained too little, or on other questions"
-    if evaluator.encoded.task == "text-regression":
-        what = f"gives {texts} numbers that do not rise with theirs. It was trained too little, or on another task"
+    what = evaluator.task.nothing_found(texts)
     zero = f"The checkpoint scores {min(evaluator.fp32.value, 0):.4g} on validation in fp32: it {what}"
     gated = [variant for variant in wanted.variants if variant != "fp32"]
     if gated and wanted.gate:
@@ -342,7 +331,7 @@ def _compare(
             found.parity[name], found.validation[name] = parity, verdict
             if pinned:
                 found.faults += faults_of(name, parity, found.wanted)
-            has_labels = validation.encoded.task not in ("text-regression", "question-answering")
+            has_labels = validation.encoded.task.names_labels
             if pinned and validation.labelled and has_labels:
                 strange = evaluator.logits(file, runtime, validation.outside) if validation.outside else []
                 found.confidence[variant] = choose_confidence(

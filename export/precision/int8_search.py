@@ -8,9 +8,9 @@ from float32 on validation is taken. The task metric of a few hundred texts is t
 
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -18,18 +18,13 @@ from compress.data.batches import batches_by_length
 from compress.data.encoded import Encoded
 from compress.data.examples import Example
 from compress.data.subset import subset
-from compress.evaluation.metrics import Prediction, Score, gold_of, score
-from compress.evaluation.numbers import as_numbers, distinguishable
-from compress.evaluation.predictions import predictions
-from compress.evaluation.questions import Acceptable, best_answer_from, said_of
-from compress.evaluation.vectors import nearest, vector_distance
+from compress.evaluation.metrics import Prediction, Score
 from export.graph.exact_sums import with_exact_sums
 from export.graph.nodes import Wiring
 from export.precision.calibration import TensorRange, channel_ranges, tensor_ranges
 from export.precision.int8 import NO_SATURATION, Quantised, WeightBits, quantise_static
 from export.precision.smoothquant import smoothed
 from serve.bundle.cpu import cpu_features, suits
-from serve.bundle.manifest import PER_TOKEN
 from serve.bundle.runtimes import Runtime
 from serve.model.session import Session
 
@@ -133,18 +128,17 @@ class Evaluator:
         chooses: bool = True,
     ) -> None:
         self.encoded = encoded
+        self.task = task = encoded.task
         self.max_length = max_length
         self.threads = threads
         self.fp32_file = fp32
         self.labelled = labelled
         self.expected = self.logits(fp32)
-        if encoded.task == "question-answering" and chooses:
-            right = [cast(Acceptable, gold_of(example, encoded.task)) for example in examples]
-            threshold = best_answer_from(right, said_of(encoded, self.expected))
-            self.encoded = encoded = replace(encoded, answer_from=threshold)
-        self.said = predictions(encoded, self.expected)
-        self.gold: list[Prediction] = [gold_of(e, encoded.task) for e in examples] if labelled else self.said
-        self.fp32: Score = score(self.gold, self.said)
+        if chooses:
+            self.encoded = encoded = task.with_threshold(encoded, examples, self.expected)
+        self.said = task.predictions(encoded, self.expected)
+        self.gold: list[Prediction] = [task.gold_of(e) for e in examples] if labelled else self.said
+        self.fp32: Score = task.metric.score(self.gold, self.said)
 
     def judge(self, onnx_file: Path, runtime: Runtime = "onnxruntime") -> Judged:
         """The logits of `onnx_file` for all texts, and its verdict. float32 in onnxruntime is not run again."""
@@ -160,9 +154,9 @@ class Evaluator:
         return session_logits(session, self.encoded if encoded is None else encoded)
 
     def _verdict_on(self, actual: Sequence[np.ndarray]) -> Verdict:
-        said = predictions(self.encoded, actual)
-        reached = score(self.gold, said)
-        divergence, changed = self._distance(self.expected, actual)
+        said = self.task.predictions(self.encoded, actual)
+        reached = self.task.metric.score(self.gold, said)
+        divergence, changed = self.task.distance(self.expected, actual)
         return Verdict(
             reached.value,
             reached.low,
@@ -170,7 +164,7 @@ class Evaluator:
             self._share(reached.value, changed),
             divergence,
             changed * 10_000,
-            self._changed(said),
+            self.task.answers_changed(self.said, said),
             sum(
                 len(ours ^ theirs)
                 for ours, theirs in zip(said, self.said, strict=True)
@@ -181,15 +175,7 @@ class Evaluator:
     def _share(self, reached: float, changed: float) -> float:
         if self.labelled:
             return reached / max(self.fp32.value, 1e-12)
-        return reached if self.encoded.task in ("text-regression", "feature-extraction") else 1 - changed
-
-    def _changed(self, said: Sequence[Prediction]) -> int:
-        """The texts whose answer is another than float32's."""
-        if self.encoded.task == "feature-extraction":
-            return int((nearest(self.said, 1) != nearest(said, 1)).any(axis=-1).sum())  # type: ignore[arg-type]
-        if self.encoded.task == "text-regression":
-            return int(distinguishable(as_numbers(self.said), as_numbers(said)).sum())
-        return sum(ours != theirs for ours, theirs in zip(said, self.said, strict=True))
+        return 1 - changed if self.task.share_of_rows else reached
 
     def cost(self, onnx_file: Path, runtime: Runtime = "onnxruntime") -> tuple[float, float]:
         """The divergence, and the share of float32's metric, on the same `SWEEP_TEXTS` texts in every call."""
@@ -200,61 +186,11 @@ class Evaluator:
         part = self.encoded.take(chosen)
         expected = [self.expected[i] for i in chosen]
         actual = self.logits(onnx_file, runtime, part)
-        ours, theirs = (score(gold, predictions(part, logits)).value for logits in (actual, expected))
-        return self._distance(expected, actual)[0], ours / max(theirs, 1e-12)
-
-    def _distance(self, expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> tuple[float, float]:
-        if self.encoded.task == "question-answering":
-            return span_distance(expected, actual)
-        ours, theirs = np.concatenate(expected), np.concatenate(actual)
-        if self.encoded.task == "feature-extraction":
-            return vector_distance(ours, theirs)  # type: ignore[arg-type]
-        if self.encoded.task == "text-regression":
-            return number_distance(ours[:, 0], theirs[:, 0])
-        return distance(ours, theirs, multi_label=self.encoded.multi_label)
-
-
-def distance(expected: np.ndarray, actual: np.ndarray, *, multi_label: bool) -> tuple[float, float]:
-    """Mean divergence in nats, and the share of rows whose answer differs; logits (rows, labels).
-
-    KL(p || q) = sum p (log p - log q) over the softmax of the labels. With `multi_label` it is the sum over labels, each
-    with two outcomes. For one label a row, a constant added to all logits of a row does not matter.
-    """
-    expected, actual = expected.astype(np.float64), actual.astype(np.float64)
-    if multi_label:
-        log_p, log_q = _log_both(expected), _log_both(actual)
-        other = ((expected > 0) != (actual > 0)).any(axis=-1)
-        divergences = (np.exp(log_p) * (log_p - log_q)).sum(axis=(-1, -2))
-    else:
-        log_p, log_q = _log_softmax(expected), _log_softmax(actual)
-        other = expected.argmax(axis=-1) != actual.argmax(axis=-1)
-        divergences = (np.exp(log_p) * (log_p - log_q)).sum(axis=-1)
-    return float(divergences.mean()), float(other.mean())
-
-
-def span_distance(expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> tuple[float, float]:
-    """As `distance`, of where an answer starts and ends: each window has two distributions over its rows; logits (rows, 2) of each."""
-    both = [distance(theirs.T, ours.T, multi_label=False) for theirs, ours in zip(expected, actual, strict=True)]
-    divergence, changed = np.mean(both, axis=0)
-    return float(divergence), float(changed)
-
-
-def number_distance(expected: np.ndarray, actual: np.ndarray) -> tuple[float, float]:
-    """The mean squared difference of numbers (texts,) as a share of the variance of `expected`, and the share that can be told apart."""
-    expected, actual = expected.astype(np.float64), actual.astype(np.float64)
-    squares = float(((actual - expected) ** 2).mean())
-    return squares / (float(expected.var()) or 1.0), float(distinguishable(expected, actual).mean())
-
-
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    shares: np.ndarray = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return shares
-
-
-def _log_both(logits: np.ndarray) -> np.ndarray:
-    """Log probabilities that a label applies and that it does not, (..., labels, 2)."""
-    return np.stack([-np.logaddexp(0, -logits), -np.logaddexp(0, logits)], axis=-1)
+        metric = self.task.metric
+        ours, theirs = (
+            metric.value(metric.counts(gold, self.task.predictions(part, logits))) for logits in (actual, expected)
+        )
+        return self.task.distance(expected, actual)[0], ours / max(theirs, 1e-12)
 
 
 def with_intervals(scores: Mapping[str, Score | Verdict]) -> dict[str, dict[str, float]]:
@@ -267,7 +203,7 @@ def session_logits(session: Session, encoded: Encoded) -> list[np.ndarray]:
     out: list[np.ndarray] = [np.empty(0)] * len(encoded)
     for chosen in batches_by_length([len(ids) for ids in encoded.ids]):
         for i, logits in zip(chosen, session.run([encoded.encodings[i] for i in chosen]), strict=True):
-            out[i] = logits[encoded.rows[i]] if encoded.task in PER_TOKEN else logits[None]
+            out[i] = logits[encoded.rows[i]] if encoded.task.per_token else logits[None]
     return out
 
 

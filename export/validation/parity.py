@@ -113,7 +113,7 @@ def graph_parity(
     changed except in ties. Whether the batch changes bits is reported, but does not fail: float32 sums may be ordered by
     shape. Give `texts` like those that will be served; all are used. BadInput when none has a token.
     """
-    model, _ = load_answering_model(checkpoint)
+    model = load_answering_model(checkpoint)
     return _compare(
         "fp32",
         (atol, TOLERANCES["fp32"][1]),

@@ -22,8 +22,7 @@ from scipy.special import betainc, expit
 
 from compress.data.encoded import Encoded
 from compress.data.examples import Example
-from compress.evaluation.metrics import each_widened, gold_of
-from compress.evaluation.predictions import scored_spans
+from compress.evaluation.entities import each_widened, scored_spans
 from export.settings import Precision, PromiseKind, read_promise
 from serve.errors import BadInput
 from serve.text.answers import softmax
@@ -99,8 +98,8 @@ def answers_of(
         logits: of each text's rows.
         temperature: logits are divided by it.
     """
-    gold = [gold_of(example, encoded.task) for example in examples]
-    if encoded.task == "text-classification":
+    gold = [encoded.task.gold_of(example) for example in examples]
+    if encoded.task.has_kinds:
         probabilities = softmax(np.concatenate(logits) / temperature)
         said = [encoded.labels[i] for i in probabilities.argmax(axis=-1)]
         right = np.array([one == other for one, other in zip(said, gold, strict=True)])
@@ -245,7 +244,7 @@ def _possible(kind: PromiseKind, answers: Answers, risk: float) -> str:
 
 def can_be_promised(encoded: Encoded) -> bool:
     """Whether each answer of the model is right or wrong with a score of its own: one class a text, or entities."""
-    return encoded.task in ("token-classification", "text-classification") and not encoded.multi_label
+    return encoded.task.names_labels and not encoded.multi_label
 
 
 def in_words(promises: Mapping[Precision, Sequence[Promise]], test: Mapping[Precision, Sequence[Kept]]) -> list[str]:

@@ -265,7 +265,7 @@ def in_words(confidence: Mapping[Precision, Confidence], test: Mapping[Precision
 
 def _may_abstain(encoded: Encoded) -> bool:
     """Whether each text has one answer, so that the model may abstain."""
-    return encoded.task == "text-classification" and not encoded.multi_label
+    return encoded.task.has_kinds and not encoded.multi_label
 
 
 def _stacked(logits: Sequence[np.ndarray]) -> np.ndarray:

@@ -8,22 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from compress.data.columns import columns_of
-from compress.data.encoded import encode
-from compress.data.examples import Example, Splits, Task, check_task
+from compress.data.examples import Example, Splits
+from compress.data.label_checks import outside_warning
 from compress.data.out_of_scope import refuse_in_scope, set_apart
 from compress.data.splits import read_splits
 from compress.data.subset import subset
+from compress.data.task import Task
 from compress.data.texts import read_texts
 from compress.engine.data_checks import labels_for, warnings_of
 from compress.engine.further_texts import FurtherTexts, read_further
-from compress.engine.label_checks import outside_warning
 from compress.engine.lineage import LINEAGE, base_model_of, read_lineage
 from compress.engine.resumable_stages import Workdir
 from compress.engine.task_inputs import usable_length
-from compress.evaluation.metrics import metric_name
 from compress.input_errors import Faults
 from compress.models.pretrained import (
-    HEADS,
     Opened,
     check_labels,
     head_fault,
@@ -32,7 +30,7 @@ from compress.models.pretrained import (
     with_markers,
 )
 from compress.models.sentence_pooling import SentencePooling, max_tokens_in, pooling_in, write_pooling
-from compress.settings import VECTORS
+from compress.tasks import FEATURE_EXTRACTION, task_of
 from export.graph.vocabulary_trimming import Trimmed, trim_vocabulary
 from export.packing.builder import ModelReport, scores_on_test
 from export.packing.model_card import CardFacts
@@ -135,10 +133,6 @@ class _Given:
     promised_on: FurtherTexts | None
     """The texts of --promise-data."""
 
-    @property
-    def multi_label(self) -> bool:
-        return self.splits.multi_label if self.splits else self.opened.multi_label
-
     def validation(self) -> list[Example]:
         """The texts that the graphs are checked on: validation, or every second of the unlabelled texts."""
         return self.splits.validation if self.splits else [Example(text) for text in self.texts[1::2]]
@@ -181,7 +175,8 @@ def _checked(checkpoint: str, out: Path, settings: Exporting, beside: Beside | N
     faults.check(lambda: _refuse_taken(out))
     opened = faults.check(lambda: _opened(checkpoint, settings.revision))
     columns = columns_of(settings)
-    asks = bool(opened and opened.head_for("question-answering"))
+    task = (task_of(opened.config) if opened else None) or FEATURE_EXTRACTION
+    asks = task.has_contexts
     if asks:
         columns = replace(columns, text=columns.question, text_pair=columns.context)
     if asks and not settings.data:
@@ -194,8 +189,7 @@ def _checked(checkpoint: str, out: Path, settings: Exporting, beside: Beside | N
     texts = [] if settings.data or asks else faults.check(lambda: _unlabelled(settings))
     faults.raise_if_any()
     assert opened is not None
-    task = next((check_task(task) for task in HEADS if opened.head_for(check_task(task))), check_task(VECTORS))
-    how = pooling_in(opened.folder, f"CKPT {checkpoint}") if task == VECTORS else None
+    how = None if task.head else pooling_in(opened.folder, f"CKPT {checkpoint}")
     if how and settings.data:
         raise BadInput(
             f"--data is given, and {checkpoint} gives vectors, which have no labels. Give --texts, files of text like that of requests."
@@ -210,6 +204,7 @@ def _checked(checkpoint: str, out: Path, settings: Exporting, beside: Beside | N
         splits = read_splits(settings.data, task, columns_of(settings), revision=settings.data_revision)
         if settings.out_of_scope:
             splits, outside = set_apart(splits, settings.out_of_scope)
+        task = task.with_multi_label(splits.multi_label)
         labels, _ = labels_for(with_markers(opened) if splits.relations else opened, splits, task, new_head=False)
         refuse_in_scope(settings.out_of_scope, labels, f"CKPT {checkpoint}")
         if settings.promise_data:
@@ -221,7 +216,7 @@ def _checked(checkpoint: str, out: Path, settings: Exporting, beside: Beside | N
         settings,
         wanted_of(settings),
         opened,
-        task,
+        task if splits else task.with_multi_label(opened.multi_label),
         splits,
         outside,
         labels,
@@ -288,7 +283,7 @@ def _export(folder: Path, out: Path, given: _Given, machine: MachineFacts) -> di
         threads=given.threads,
         progress=lambda line: say(f"  {line}"),
     )
-    metric = metric_name(given.task, multi_label=given.multi_label)
+    metric = given.task.metric.name
     model_report = ModelReport(
         _facts(given, ready), metric, variants, warnings=ready.warnings, **_teacher(given, variants)
     )
@@ -314,17 +309,14 @@ def _ready(folder: Path, given: _Given) -> _Ready:
     tokenizer = load_tokenizer(folder, given.max_length)
 
     def split(examples: Sequence[Example], outside: Sequence[Example] = ()) -> Split:
-        found, strange = (
-            encode(each, tokenizer, given.task, given.labels, multi_label=given.multi_label)
-            for each in (examples, outside)
-        )
+        found, strange = (given.task.encode(each, tokenizer, given.labels) for each in (examples, outside))
         return Split(examples, found, strange if outside else None, labelled=given.splits is not None)
 
     splits, outside = given.splits, given.outside
     if splits is None:
-        relations = given.task == "text-classification" and knows_markers(tokenizer)
+        relations = given.task.has_kinds and knows_markers(tokenizer)
         calibration = tokenizer.encode_batch(given.texts[::2])
-        without_outside = given.task == "token-classification" and OUTSIDE not in given.labels
+        without_outside = given.task.labels_words and OUTSIDE not in given.labels
         warnings = outside_warning("of the model", "its id2label") if without_outside else []
         return _Ready(folder, trimmed, calibration, split(given.validation()), None, None, relations, warnings)
     return _Ready(
@@ -364,7 +356,7 @@ def _facts(given: _Given, ready: _Ready) -> CardFacts:
     lineage = {key: value for key, value in lineage.items() if key not in ("loss", "validation")}
     return CardFacts(
         given.name,
-        given.task,
+        given.task.name,
         given.labels,
         given.max_length,
         license=settings.license or None,
@@ -375,7 +367,7 @@ def _facts(given: _Given, ready: _Ready) -> CardFacts:
         lineage=lineage
         | ({"vocabulary": ready.trimmed.counts()} if ready.trimmed else {})
         | dict(given.beside.lineage if given.beside else {}),
-        multi_label=given.multi_label,
+        multi_label=given.task.multi_label,
         relations=ready.relations,
         pairs=given.splits.pairs if given.splits else False,
         vector_width=given.opened.config.hidden_size if given.how else 0,

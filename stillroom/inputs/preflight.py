@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from compress.data.columns import columns_of
-from compress.data.examples import check_task
 from compress.data.texts import read_texts
 from compress.engine.further_texts import FurtherTexts, read_further
 from compress.engine.resumable_stages import Workdir, check_writable
@@ -126,7 +125,7 @@ def _promise_texts(inputs: RunInputs) -> FurtherTexts:
     if not recipe.promises:
         raise BadInput(f"--promise-data {recipe.promise_data} is only read with --promise; give that too.")
     return read_further(
-        "--promise-data", Path(recipe.promise_data), check_task(recipe.task), columns_of(recipe),
+        "--promise-data", Path(recipe.promise_data), inputs.task, columns_of(recipe),
         [inputs.splits, *([inputs.outside] if inputs.outside else [])], inputs.labels, out_of_scope=recipe.out_of_scope,
         read_otherwise=[*inputs.unlabelled, *inputs.corpus, *(example.text for example in inputs.further)],
     )  # fmt: skip
@@ -139,9 +138,9 @@ def check_vocabulary(inputs: RunInputs) -> None:
         BadInput: it cannot.
     """
     size = inputs.recipe.vocabulary_size
-    if size and inputs.recipe.task == "question-answering":
+    if size and inputs.task.has_contexts:
         raise BadInput(
-            f"--vocabulary-size {size} gives the student other tokens than its teacher, and --task question-answering compares them "
+            f"--vocabulary-size {size} gives the student other tokens than its teacher, and --task {inputs.task.name} compares them "
             "token by token. Give --keep-words-of alone, which trims after the training."
         )
     if size and not inputs.begins_on_labels:

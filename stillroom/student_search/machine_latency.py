@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from compress.data.examples import Task
+from compress.data.task import Task
 from compress.engine.fingerprints import trained_with
 from compress.models.pretrained import Opened
 from compress.models.shapes import Shape

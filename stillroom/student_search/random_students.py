@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from compress.data.examples import Task
+from compress.data.task import Task
 from compress.models.initialise import student_config
-from compress.models.pretrained import HEADS, Opened
+from compress.models.pretrained import Opened
 from compress.models.shapes import Shape
 from export.graph.exporter import export_graph, quiet
 from export.precision.int8 import quantise_static
@@ -47,13 +47,9 @@ def write_random_graph(folder: Path, teacher: Opened, shape: Shape, task: Task, 
     Products are quantised as those of a bundle. Nothing else of its weights decides its time.
     """
     import torch
-    from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-    kind: Any = (
-        AutoModelForTokenClassification
-        if HEADS[task] == "ForTokenClassification"
-        else AutoModelForSequenceClassification
-    )
+    assert task.head
+    kind = task.head.model_class
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         kind.from_config(random_config(teacher, shape, labels)).save_pretrained(folder)

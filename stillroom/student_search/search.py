@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compress.data.examples import check_task
 from compress.engine import task_stages
 from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
 from compress.engine.resumable_stages import Workdir
@@ -57,7 +56,7 @@ def search_students(
         BadInput: no student meets the budget; it says the least possible time, with fewer tokens or more cores too.
     """
     space = space_of(inputs.opened)
-    task, threads = check_task(inputs.settings.task), inputs.settings.threads
+    task, threads = inputs.task, inputs.settings.threads
     call = Call(inputs.opened, task, len(inputs.labels), limits.tokens, threads)
     latency = machine_latency(call, space, machine)
 

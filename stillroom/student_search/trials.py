@@ -9,14 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from compress.data.examples import check_task
 from compress.engine import task_stages
 from compress.engine.fingerprints import fingerprint
 from compress.engine.resumable_stages import Workdir
 from compress.engine.soft_labels import read_soft_labels
-from compress.engine.task_inputs import TaskInputs
-from compress.evaluation.metrics import Score, counts, gold_of, mean_score
-from compress.evaluation.predictions import predictions, row_logits
+from compress.engine.task_inputs import TaskInputs, scored_rows
+from compress.evaluation.metrics import Metric, Score
 from compress.models.shapes import STUDENTS, Shape
 from compress.progress import message
 from serve.bundle.manifest import canonical_json
@@ -36,12 +34,13 @@ class Trial:
     shape: Shape
     validation: Score
     counts: np.ndarray
-    """Per text of validation the numbers of `compress.evaluation.metrics.counts`."""
+    """Per text of validation the numbers of `metric.counts`."""
+    metric: Metric
     seconds: float
 
     def less(self, other: "Trial") -> Score:
         """This score minus that of `other`, both on the same resampled texts."""
-        return mean_score([self.counts], less=[other.counts])
+        return self.metric.mean_score([self.counts], less=[other.counts])
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,8 @@ class ShortTraining:
             f"trial-{shape}", fingerprint("trial", self.fingerprint, str(shape)), partial(self._make, shape=shape)
         )
         found = json.loads((folder / TRIAL).read_text(encoding="utf-8"))
-        return Trial(shape, Score(**found), np.load(folder / COUNTS, allow_pickle=False), work.seconds[folder.name])
+        counts = np.load(folder / COUNTS, allow_pickle=False)
+        return Trial(shape, Score(**found), counts, self.inputs.task.metric, work.seconds[folder.name])
 
     def _make(self, folder: Path, shape: Shape) -> None:
         inputs, settings, start = self.inputs, self.inputs.settings, folder / START
@@ -80,10 +80,8 @@ class ShortTraining:
             model, folder, inputs, self.steps, settings.student_learning_rate, f"trial of {shape}", soft=soft,
             soft_weight=self.soft_weight,
         )  # fmt: skip
-        task = check_task(settings.task)
-        gold = [gold_of(example, task) for example in inputs.splits.validation]
-        counted = counts(gold, predictions(inputs.validation, row_logits(model, inputs.validation)))
-        reached = mean_score([counted])
+        counted = scored_rows(inputs, model, "validation")
+        reached = inputs.task.metric.mean_score([counted])
         np.save(folder / COUNTS, counted, allow_pickle=False)
         (folder / TRIAL).write_bytes(canonical_json(vars(reached)))
         shutil.rmtree(start)

@@ -11,13 +11,13 @@ from test_run import stillroom
 
 import compress
 import stillroom as face
-from compress.data.encoded import encode
 from compress.data.labelled_files import read_examples
 from compress.engine.task_inputs import open_task
 from compress.engine.understood import understood, understood_lines
-from compress.evaluation.predictions import predictions, row_logits
+from compress.evaluation.predictions import row_logits
 from compress.models.pretrained import load, open_model, open_tokenizer
 from compress.settings import TaskSettings
+from compress.tasks import QUESTION_ANSWERING
 from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput
 from serve.model.pipeline import Pipeline
@@ -73,13 +73,15 @@ def test_what_is_scored_is_what_is_served(bundle: Path, checkpoint: Path, asked:
     # Long contexts too, of which each window is read.
     examples = [
         replace(example, text_pair=f"{'the lamp is lovely ' * 60}{example.text_pair}", answers=())
-        for example in read_examples(asked / "test.jsonl", TASK)[:10]
-    ] + read_examples(asked / "test.jsonl", TASK)
+        for example in read_examples(asked / "test.jsonl", QUESTION_ANSWERING)[:10]
+    ] + read_examples(asked / "test.jsonl", QUESTION_ANSWERING)
     opened = open_model(str(checkpoint))
-    encoded = encode(examples, open_tokenizer(opened), TASK, SPAN_ENDS)
+    encoded = QUESTION_ANSWERING.encode(examples, open_tokenizer(opened), SPAN_ENDS)
     assert encoded.owners is not None
     assert len(encoded) > len(examples)
-    of_torch = predictions(replace(encoded, answer_from=threshold), row_logits(load(opened, TASK), encoded))
+    of_torch = encoded.task.predictions(
+        replace(encoded, answer_from=threshold), row_logits(load(opened, QUESTION_ANSWERING), encoded)
+    )
     pipeline = Pipeline(bundle, "fp32")
     served = pipeline(
         [example.text for example in examples], text_pair=[example.text_pair or "" for example in examples]

@@ -17,6 +17,7 @@ from compress.engine.method_runner import run_method
 from compress.engine.resumable_stages import Workdir
 from compress.models.families import FAMILIES, layers_of
 from compress.models.pretrained import load_encoder, open_model
+from compress.tasks import TEXT_CLASSIFICATION
 from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput, GateMissed
 from stillroom.commands.compare import training
@@ -129,7 +130,7 @@ def test_rows_are_made_once_and_told_with_what_they_cost(made: Made) -> None:
     # Every row keeps its student, which opens with a head for the task.
     for row in rows.values():
         for place in row["checkpoints"]:
-            assert open_model(str(out / place)).head_for("text-classification") is not None
+            assert open_model(str(out / place)).head_for(TEXT_CLASSIFICATION) is not None
     assert list(rows["minilmv2"]["curves"]) == ["1-minilmv2", "2-labels"]
     assert [row["mean"] for row in document["rows"]] == sorted((row["mean"] for row in rows.values()), reverse=True)
     for row in document["rows"]:

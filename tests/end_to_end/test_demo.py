@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from compress.data.labelled_files import read_examples
-from compress.evaluation.metrics import gold_of, score
+from compress.tasks import TOKEN_CLASSIFICATION
 from stillroom import Pipeline
 
 
@@ -28,9 +28,11 @@ def test_the_demo_ends_with_a_student_that_keeps_its_teachers_score(tmp_path: Pa
 def _served_f1(bundle: Path, test: Path) -> float:
     """The F1 on `test` of what `bundle` answers when it is served."""
     pipeline = Pipeline(bundle)
-    messages = read_examples(test, "token-classification")
+    messages = read_examples(test, TOKEN_CLASSIFICATION)
     found = [
         frozenset((entity["start"], entity["end"], entity["label"]) for entity in pipeline(message.text)["entities"])
         for message in messages
     ]
-    return score([gold_of(message, "token-classification") for message in messages], found).value
+    return TOKEN_CLASSIFICATION.metric.score(
+        [TOKEN_CLASSIFICATION.gold_of(message) for message in messages], found
+    ).value

@@ -11,9 +11,9 @@ from starlette.testclient import TestClient
 from test_run import stillroom
 
 import stillroom as face
-from compress.data.encoded import encode
 from compress.data.splits import read_splits
 from compress.models.pretrained import load, open_model, save_tokenizer
+from compress.tasks import MULTI_LABEL_CLASSIFICATION, TEXT_CLASSIFICATION
 from compress.training.task_training import TaskTraining, train_on_task
 from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput
@@ -66,11 +66,11 @@ def list_checkpoint(tmp_path_factory: pytest.TempPathFactory, shallow_teacher: P
     """The tiny teacher fine-tuned on lists of labels."""
     folder = tmp_path_factory.mktemp("lists") / "checkpoint"
     torch.manual_seed(0)  # of the new head: what ran before must not decide how well it learns
-    splits, opened = read_splits(str(listed), TASK), open_model(str(shallow_teacher))
-    labels, tokenizer = splits.labels(TASK), save_tokenizer(opened, folder)
-    model = load(opened, TASK, labels, multi_label=True)
+    splits, opened = read_splits(str(listed), TEXT_CLASSIFICATION), open_model(str(shallow_teacher))
+    labels, tokenizer = splits.labels(TEXT_CLASSIFICATION), save_tokenizer(opened, folder)
+    model = load(opened, MULTI_LABEL_CLASSIFICATION, labels)
     train, validation = (
-        encode(rows, tokenizer, TASK, labels, multi_label=True) for rows in (splits.train, splits.validation)
+        MULTI_LABEL_CLASSIFICATION.encode(rows, tokenizer, labels) for rows in (splits.train, splits.validation)
     )
     settings = TaskTraining(300, 2e-3, batch=8)
     train_on_task(model, train, validation, splits.validation, settings, folder=folder.with_name("training"))
@@ -206,7 +206,7 @@ def test_a_model_of_relations_is_not_used_on_texts_that_do_not_say_where_head_an
             face.evaluate(str(model), bare / "test.jsonl")
     with pytest.raises(BadInput, match="finds the relation of two parts of a text, but 240 of 240 rows"):
         face.export(student, tmp_path / "refused", bare)
-    marked = read_splits(str(related), TASK).test
+    marked = read_splits(str(related), TEXT_CLASSIFICATION).test
     write_rows(tmp_path / "marked.jsonl", [{"text": e.text_read, "label": e.label} for e in marked])
     assert face.evaluate(str(out), tmp_path / "marked.jsonl")["value"] == document["int8"]
 

@@ -12,17 +12,17 @@ from test_run import stillroom
 
 import compress
 import stillroom as face
-from compress.data.encoded import encode
 from compress.data.labelled_files import read_examples
 from compress.data.row_faults import BadRows
 from compress.engine.soft_labels import fold_of
 from compress.engine.task_inputs import open_task
 from compress.engine.understood import understood, understood_lines
 from compress.evaluation.numbers import check_unit
-from compress.evaluation.predictions import predictions, row_logits
+from compress.evaluation.predictions import row_logits
 from compress.models import number_head
-from compress.models.pretrained import head_for, load, open_model
+from compress.models.pretrained import load, open_model
 from compress.settings import TaskSettings
+from compress.tasks import TEXT_CLASSIFICATION, TEXT_REGRESSION
 from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput
 from serve.model.pipeline import Pipeline
@@ -79,8 +79,12 @@ def test_the_bundle_keeps_the_numbers_in_int8_and_its_card_says_what_it_gives(
     assert fp32["value"] == pytest.approx(face.evaluate(checkpoint, rated)["value"], abs=1e-4)
     assert int8["value"] >= 0.99 * fp32["value"]
     texts = [str(row["text"]) for row in ratings(100, 2)]
-    encoded = encode(read_examples(rated / "test.jsonl", TASK), inputs_tokenizer(checkpoint), TASK, ("score",))
-    of_torch = predictions(encoded, row_logits(load(open_model(str(checkpoint)), TASK), encoded))
+    encoded = TEXT_REGRESSION.encode(
+        read_examples(rated / "test.jsonl", TEXT_REGRESSION), inputs_tokenizer(checkpoint), ("score",)
+    )
+    of_torch = encoded.task.predictions(
+        encoded, row_logits(load(open_model(str(checkpoint)), TEXT_REGRESSION), encoded)
+    )
     served = [answer["score"] for answer in Pipeline(bundle, "fp32")(texts, truncate=True)]
     np.testing.assert_allclose(served, of_torch, rtol=1e-4, atol=0.05)  # of numbers from -600 to 600
     card = (bundle / "README.md").read_text(encoding="utf-8")
@@ -117,11 +121,11 @@ def test_numbers_are_told_and_spread_over_the_folds(shallow_teacher: Path, rated
 
 def test_a_head_of_one_output_is_for_numbers_and_no_other_is(checkpoint: Path, tmp_path: Path) -> None:
     opened = open_model(str(checkpoint))
-    assert (opened.head_for(TASK), opened.head_for("text-classification")) == (("score",), None)
+    assert (opened.head_for(TEXT_REGRESSION), opened.head_for(TEXT_CLASSIFICATION)) == (("score",), None)
     # A new head for classes of a model of numbers is one of classes.
-    model = load(opened, "text-classification", ("no", "yes"))
+    model = load(opened, TEXT_CLASSIFICATION, ("no", "yes"))
     assert model.config.problem_type is None
-    assert encode([], inputs_tokenizer(checkpoint), TASK, ("score",)).targets == []
+    assert TEXT_REGRESSION.encode([], inputs_tokenizer(checkpoint), ("score",)).targets == []
 
 
 def inputs_tokenizer(checkpoint: Path) -> Any:
@@ -134,7 +138,7 @@ def inputs_tokenizer(checkpoint: Path) -> Any:
 def test_a_head_gives_standard_numbers_in_training_and_the_datas_before_and_after(
     checkpoint: Path, unit: number_head.Unit
 ) -> None:
-    model = load(open_model(str(checkpoint)), TASK, ("score",)).eval()
+    model = load(open_model(str(checkpoint)), TEXT_REGRESSION, ("score",)).eval()
     ids = torch.tensor([[2, 9, 11, 3]])
     new = model(ids).logits.detach()
     number_head.into_data(model, unit)
@@ -156,14 +160,14 @@ def test_a_teacher_of_another_unit_and_a_head_of_several_numbers_are_refused(che
     config = open_model(str(checkpoint)).config
     config.id2label = {0: "a", 1: "b"}
     assert (config.problem_type, config.num_labels) == ("regression", 2)
-    assert [head_for(config, task) for task in (TASK, "text-classification")] == [None, None]
+    assert [task.head.labels_in(config) for task in (TEXT_REGRESSION, TEXT_CLASSIFICATION)] == [None, None]
 
 
 @pytest.mark.parametrize(
     ("given", "read"), [(3, 3.0), (-1.5, -1.5), ("2.25", 2.25), ("1e3", 1000.0), (10**20, 1e20), ("-100", -100.0)]
 )
 def test_numbers_are_read_as_numbers_or_as_text(given: object, read: float, tmp_path: Path) -> None:
-    (example,) = read_examples(write_rows(tmp_path / "a.jsonl", [{"text": "a", "label": given}]), TASK)
+    (example,) = read_examples(write_rows(tmp_path / "a.jsonl", [{"text": "a", "label": given}]), TEXT_REGRESSION)
     assert example.label == read
 
 
@@ -171,7 +175,7 @@ def test_numbers_are_read_as_numbers_or_as_text(given: object, read: float, tmp_
 def test_what_is_no_number_is_named_with_its_line(given: object, tmp_path: Path) -> None:
     rows = [{"text": "a", "label": 1}, {"text": "b", "label": given}]
     with pytest.raises(BadRows, match=r"line 2: `label` is .*; a number is needed") as told:
-        read_examples(write_rows(tmp_path / "a.jsonl", rows), TASK)
+        read_examples(write_rows(tmp_path / "a.jsonl", rows), TEXT_REGRESSION)
     assert len(str(told.value)) < 400
 
 

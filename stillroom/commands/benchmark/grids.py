@@ -31,10 +31,10 @@ def tunings(task: SuiteTask, grid: Grid) -> list[Tuning]:
     `minilm` is MiniLM's (long version, appendix B), `compared` that of the comparative analysis (appendix D), whose length is MiniLM's.
     Neither names any for tagged words, which are ours, nor MiniLM a rate for MLQA, which is SQuAD's here. `one` is one of MiniLM's.
     """
-    if task.kind == "question-answering":
+    if task.kind.has_contexts:
         length = 512 if task.name == "MLQA" else 384
         return [Tuning(rate, 3, 32, length) for rate in ((6e-5,) if grid != "compared" else (2e-5,))]
-    xnli, tagged = task.name == "XNLI", task.kind == "token-classification"
+    xnli, tagged = task.name == "XNLI", task.kind.labels_words
     batch, length = (128 if xnli and grid != "compared" else 32), (256 if tagged else 128)
     rates: tuple[float, ...]
     epochs: tuple[float, ...]

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from compress.evaluation.metrics import Prediction, counts, metric_of, question_scores
+from compress.evaluation.metrics import ENTITY_F1, Prediction
+from compress.evaluation.questions import ANSWER_F1
 
 POSITIVE = "1"  # the class whose F1 GLUE reports
 
@@ -23,8 +24,9 @@ def scored(metric: str, gold: Sequence[Prediction], predicted: Sequence[Predicti
 
     theirs: Any = list(gold)
     ours: Any = list(predicted)
-    if metric in ("entity_f1", "answer_f1"):
-        return float(metric_of(counts(gold, predicted).sum(axis=0)))
+    for ours_too in (ENTITY_F1, ANSWER_F1):
+        if metric == ours_too.name:
+            return ours_too.value(ours_too.counts(gold, predicted))
     if metric in ("pearson", "spearman"):
         if len(set(ours)) < 2 or len(set(theirs)) < 2:
             return 0.0
@@ -33,7 +35,7 @@ def scored(metric: str, gold: Sequence[Prediction], predicted: Sequence[Predicti
         "accuracy": lambda: accuracy_score(theirs, ours),
         "f1": lambda: f1_score(theirs, ours, pos_label=POSITIVE, average="binary", zero_division=0),
         "matthews": lambda: matthews_corrcoef(theirs, ours) if len({*theirs, *ours}) > 1 else 0.0,
-        "exact_match": lambda: question_scores(gold, predicted)["exact_match"].value,
+        "exact_match": lambda: ANSWER_F1.further_scores(gold, predicted)["exact_match"].value,
     }
     if metric not in by_name:
         raise ValueError(f"{metric} is no metric of a suite")

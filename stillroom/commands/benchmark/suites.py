@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from compress.data.examples import Task
+from compress.data.task import Task
+from compress.tasks import QUESTION_ANSWERING, TEXT_CLASSIFICATION, TEXT_REGRESSION, TOKEN_CLASSIFICATION
 from serve.errors import BadInput
 from stillroom.commands.benchmark.formats import Columns, Rows, question_rows, table_rows, tagged_rows
 
@@ -44,7 +45,7 @@ class SuiteTask:
 
 def _classes(name: str, columns: Columns, metrics: tuple[str, ...] = ("accuracy",)) -> SuiteTask:
     reader = partial(table_rows, columns=columns)
-    return SuiteTask(name, "text-classification", f"{name}/train.tsv", {"": f"{name}/dev.tsv"}, reader, metrics)
+    return SuiteTask(name, TEXT_CLASSIFICATION, f"{name}/train.tsv", {"": f"{name}/dev.tsv"}, reader, metrics)
 
 
 _PAIRS = Columns("sentence1", "label", "sentence2")
@@ -53,12 +54,12 @@ GLUE = (
     _classes("SST-2", Columns("sentence", "label")),
     _classes("MRPC", Columns("#1 String", "Quality", "#2 String"), ("accuracy", "f1")),
     SuiteTask(
-        "STS-B", "text-regression", "STS-B/train.tsv", {"": "STS-B/dev.tsv"},
+        "STS-B", TEXT_REGRESSION, "STS-B/train.tsv", {"": "STS-B/dev.tsv"},
         partial(table_rows, columns=Columns("sentence1", "score", "sentence2"), numbers=True), ("pearson", "spearman"),
     ),
     _classes("QQP", Columns("question1", "is_duplicate", "question2"), ("accuracy", "f1")),
     SuiteTask(
-        "MNLI", "text-classification", "MNLI/train.tsv", {"m": "MNLI/dev_matched.tsv", "mm": "MNLI/dev_mismatched.tsv"},
+        "MNLI", TEXT_CLASSIFICATION, "MNLI/train.tsv", {"m": "MNLI/dev_matched.tsv", "mm": "MNLI/dev_mismatched.tsv"},
         partial(table_rows, columns=Columns("sentence1", "gold_label", "sentence2")), ("accuracy",),
     ),
     _classes("QNLI", Columns("question", "label", "sentence")),
@@ -78,7 +79,7 @@ def _xnli(languages: tuple[str, ...]) -> tuple[SuiteTask, ...]:
     train = Columns("premise", "label", "hypo", names={"contradictory": "contradiction"})
     return (
         SuiteTask(
-            "XNLI", "text-classification", "XNLI-MT-1.0/multinli/multinli.train.en.tsv",
+            "XNLI", TEXT_CLASSIFICATION, "XNLI-MT-1.0/multinli/multinli.train.en.tsv",
             dict.fromkeys(languages, "XNLI-1.0/xnli.test.tsv"), partial(table_rows, columns=train), ("accuracy",),
             validation="XNLI-1.0/xnli.dev.tsv", readers={language: of(language) for language in languages},
         ),
@@ -86,7 +87,7 @@ def _xnli(languages: tuple[str, ...]) -> tuple[SuiteTask, ...]:
 
 
 def _tagged(name: str, train: str, validation: str, test: str, reader: Reader = tagged_rows) -> SuiteTask:
-    return SuiteTask(name, "token-classification", train, {"": test}, reader, ("entity_f1",), validation)
+    return SuiteTask(name, TOKEN_CLASSIFICATION, train, {"": test}, reader, ("entity_f1",), validation)
 
 
 MLQA_LANGUAGES = ("en", "es", "de", "ar", "hi", "vi", "zh")
@@ -95,7 +96,7 @@ ANSWERS = ("answer_f1", "exact_match")
 
 def _squad(name: str, version: str) -> SuiteTask:
     files = (f"train-v{version}.json", f"dev-v{version}.json")
-    return SuiteTask(name, "question-answering", files[0], {"": files[1]}, question_rows, ANSWERS)
+    return SuiteTask(name, QUESTION_ANSWERING, files[0], {"": files[1]}, question_rows, ANSWERS)
 
 
 def _mlqa(languages: tuple[str, ...]) -> SuiteTask:
@@ -105,7 +106,7 @@ def _mlqa(languages: tuple[str, ...]) -> SuiteTask:
         return f"MLQA_V1/{split}/{split}-context-{language}-question-{language}.json"
 
     return SuiteTask(
-        "MLQA", "question-answering", "train-v1.1.json", {language: file("test", language) for language in languages}, question_rows,
+        "MLQA", QUESTION_ANSWERING, "train-v1.1.json", {language: file("test", language) for language in languages}, question_rows,
         ANSWERS, validation=file("dev", "en"), readers={language: partial(question_rows, language=language) for language in languages},
     )  # fmt: skip
 

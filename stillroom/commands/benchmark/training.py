@@ -2,24 +2,22 @@
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from compress.data.encoded import Encoded, encode
+from compress.data.encoded import Encoded
 from compress.data.examples import Example
 from compress.data.labelled_files import read_examples
 from compress.engine.finetune import fine_tune
 from compress.engine.fingerprints import fingerprint, folder_fingerprint, trained_with
 from compress.engine.hardware import device_here
 from compress.engine.resumable_stages import Workdir
-from compress.evaluation.metrics import Prediction, gold_of
-from compress.evaluation.predictions import predictions, row_logits
-from compress.evaluation.questions import Acceptable, best_answer_from, said_of
+from compress.evaluation.predictions import row_logits
 from compress.models.pretrained import Opened, load, open_model
 from compress.progress import Event
 from compress.settings import FineTuning
@@ -103,9 +101,9 @@ def _make(
     length = min(tuning.max_length, opened.max_length)
     if not (folder / MODEL).is_dir():
         settings = FineTuning(
-            model=str(opened.folder), task=task.kind, data=str(ready.folder), out=str(folder / MODEL), epochs=tuning.epochs, patience=0,
-            learning_rate=tuning.learning_rate, batch=tuning.batch, max_length=length, new_head=True, seed=seed, threads=given.threads,
-            precision=given.precision, device=given.device,
+            model=str(opened.folder), task=task.kind.name, data=str(ready.folder), out=str(folder / MODEL), epochs=tuning.epochs,
+            patience=0, learning_rate=tuning.learning_rate, batch=tuning.batch, max_length=length, new_head=True, seed=seed,
+            threads=given.threads,             precision=given.precision, device=given.device,
         )  # fmt: skip
         said: list[str] = []
         fine_tune(settings, partial(_hear, said))
@@ -114,19 +112,20 @@ def _make(
     labels = open_model(str(folder / MODEL)).head_for(task.kind) or ()
     tokenizer = load_tokenizer(folder / MODEL, length)
 
-    def logits_on(file: Path) -> tuple[list[Prediction], Encoded, list[np.ndarray]]:
+    def logits_on(file: Path) -> tuple[list[Example], Encoded, list[np.ndarray]]:
         examples: list[Example] = read_examples(file, task.kind)
-        encoded = encode(examples, tokenizer, task.kind, labels)
-        return [gold_of(example, task.kind) for example in examples], encoded, row_logits(model, encoded)
+        encoded = task.kind.encode(examples, tokenizer, labels)
+        return examples, encoded, row_logits(model, encoded)
 
     answer_from = EVEN_SCORE
-    if task.kind == "question-answering":
-        gold, encoded, logits = logits_on(ready.folder / VALIDATION)
-        answer_from = best_answer_from(cast(Sequence[Acceptable], gold), said_of(encoded, logits))
+    if task.kind.has_contexts:
+        examples, encoded, logits = logits_on(ready.folder / VALIDATION)
+        answer_from = task.kind.with_threshold(encoded, examples, logits).answer_from
 
     def scores(file: Path) -> Mapping[str, float]:
-        gold, encoded, logits = logits_on(file)
-        said = predictions(replace(encoded, answer_from=answer_from), logits)
+        examples, encoded, logits = logits_on(file)
+        gold = [task.kind.gold_of(example) for example in examples]
+        said = task.kind.predictions(replace(encoded, answer_from=answer_from), logits)
         return {metric: scored(metric, gold, said) for metric in task.metrics}
 
     found = {suffix: scores(ready.scored_file(suffix)) for suffix in task.scored}

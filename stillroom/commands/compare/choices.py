@@ -7,6 +7,7 @@ from compress.engine.method_chain import USED_BY, Chain, check_whole_batches, me
 from compress.engine.task_inputs import TaskInputs, refuse_classes
 from compress.input_errors import Faults
 from compress.models.initialise import layers_fit
+from compress.tasks import task_named
 from serve.errors import BadInput
 from stillroom.settings.compare import Comparison
 
@@ -110,10 +111,10 @@ def _check_texts(method: str, inputs: TaskInputs, given: Comparison) -> set[str]
     """The texts that `method` reads. BadInput where it does not fit teacher and student, or a text that it reads was not given."""
     chain = chain_with(method, AS_IT_IS, inputs)
     check_whole_batches(chain, inputs.settings.batch, inputs.settings.accumulate)
-    refuse_classes(inputs.settings.task, chain)
+    refuse_classes(inputs.task, chain)
     texts = chain.texts
     if "source" in texts:
-        refuse_classes(given.source_task or inputs.settings.task, chain)
+        refuse_classes(task_named(given.source_task or inputs.settings.task), chain)
     if "corpus" in texts and not inputs.corpus:
         raise BadInput(f"--method {method} learns from plain text, and no --corpus was given. Give --corpus too.")
     if "source" in texts and not given.source_data:

@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from compress.data.examples import check_task
 from compress.engine import task_stages
 from compress.engine.fingerprints import trained_with
 from compress.engine.resumable_stages import Workdir
-from compress.engine.task_inputs import TaskInputs
-from compress.evaluation.metrics import Score, gold_of, mean_score, score
-from compress.evaluation.predictions import predictions, row_logits
+from compress.engine.task_inputs import TaskInputs, scored_rows
+from compress.evaluation.metrics import Metric, Score
 from stillroom.commands.compare.choices import CONTROL
 from stillroom.commands.compare.rows import Row
 from stillroom.commands.compare.training import ROW, STUDENT
@@ -28,12 +26,14 @@ def document_of(
     """The table: for each method, student and choice the mean over seeds, its standard deviation, interval and cost."""
     scored = {row: np.load(work.root / row.name / "counts.npy", allow_pickle=False) for row in rows}
     documents = {row: json.loads((work.root / row.name / ROW).read_text(encoding="utf-8")) for row in rows}
+    inputs = next(iter(inputs_of.values()))
     found: list[dict[str, Any]] = []
     for first in dict.fromkeys(row.first for row in rows):
         mine = [row for row in rows if row.first == first]
         control = [scored[row] for row in _control(rows, first)]
-        found.append(_row(mine, [scored[row] for row in mine], control, [documents[row] for row in mine]))
-    inputs = next(iter(inputs_of.values()))
+        found.append(
+            _row(inputs.task.metric, mine, [scored[row] for row in mine], control, [documents[row] for row in mine])
+        )
     model = task_stages.load_stage(work.root / "teacher", inputs)
     reached, on_validation = (_score(model, inputs, split) for split in ("test", "validation"))
     return {
@@ -60,6 +60,7 @@ def _control(rows: Sequence[Row], first: Row) -> list[Row]:
 
 
 def _row(
+    metric: Metric,
     mine: Sequence[Row],
     counted: Sequence[np.ndarray],
     control: Sequence[np.ndarray],
@@ -67,8 +68,8 @@ def _row(
 ) -> dict[str, Any]:
     """A row of the table, from the trainings of all its seeds; `counted` and `control` are the results of `counts`."""
     first = mine[0]
-    values = [float(mean_score([one]).value) for one in counted]
-    mean, apart = mean_score(counted), mean_score(counted, less=control)
+    values = [metric.value(one) for one in counted]
+    mean, apart = metric.mean_score(counted), metric.mean_score(counted, less=control)
     rates = documents[0]["label_rates"]
     taken = documents[0]["label_learning_rate"]
     return {
@@ -114,9 +115,7 @@ def _best(found: Sequence[dict[str, Any]], rows: Sequence[Row], documents: dict[
 
 def _score(model: Any, inputs: TaskInputs, split: str) -> Score:
     """The metric of `model` on a split."""
-    task, encoded = check_task(inputs.settings.task), getattr(inputs, split)
-    gold = [gold_of(example, task) for example in getattr(inputs.splits, split)]
-    return score(gold, predictions(encoded, row_logits(model, encoded)))
+    return inputs.task.metric.interval_of(scored_rows(inputs, model, split))
 
 
 def _settings(given: Comparison) -> dict[str, Any]:

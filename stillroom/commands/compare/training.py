@@ -14,15 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from compress.data.encoded import Encoded
-from compress.data.examples import Example, Task, check_task
 from compress.engine.hardware import same_bits
 from compress.engine.lineage import read_lineage
 from compress.engine.method_runner import RANDOM, Labelled, Link, MethodInputs, asks_words, run_method
 from compress.engine.resumable_stages import STATE, Workdir
-from compress.engine.task_inputs import TaskInputs, open_task
-from compress.evaluation.metrics import counts, gold_of, mean_score
-from compress.evaluation.predictions import predictions, row_logits
+from compress.engine.task_inputs import TaskInputs, open_task, scored_rows
 from compress.models.pretrained import load, open_model
 from compress.training.loop import Diverged
 from serve.bundle.manifest import canonical_json
@@ -82,10 +78,10 @@ def _train_row(folder: Path, given: Comparison, inputs: TaskInputs, row: Row, ra
                 raise
             diverged.append(rate)
             continue
-        counted = _counted(stages[-1], inputs.splits.validation, inputs.validation, taught.labelled["task"].task)
-        tried.append(_Tried(rate, stages, float(mean_score([counted]).value)))
+        counted = _counted(inputs, stages[-1], "validation")
+        tried.append(_Tried(rate, stages, inputs.task.metric.value(counted)))
     best = max(tried, key=lambda one: one.validation)  # the first of equals
-    counted = _counted(best.stages[-1], inputs.splits.test, inputs.test, taught.labelled["task"].task)
+    counted = _counted(inputs, best.stages[-1], "test")
     np.save(folder / "counts.npy", counted, allow_pickle=False)
     seconds = sum(inner.seconds.values()) or time.monotonic() - started
     seconds -= sum(inner.seconds[one.stages[-1].name] for one in tried if one is not best)
@@ -136,10 +132,9 @@ def head_name(row: Row) -> str:
     return f"teacher-head-{row.choice.distill_tokens}"
 
 
-def _counted(student: Path, examples: Sequence[Example], encoded: Encoded, task: Task) -> np.ndarray:
-    """Per text of a split the numbers of `compress.evaluation.metrics.counts`, (texts, 3)."""
-    model = load(open_model(str(student)), task)
-    return counts([gold_of(example, task) for example in examples], predictions(encoded, row_logits(model, encoded)))
+def _counted(inputs: TaskInputs, student: Path, split: str) -> np.ndarray:
+    """See `scored_rows`."""
+    return scored_rows(inputs, load(open_model(str(student)), inputs.task), split)
 
 
 def _told(row: Row, best: _Tried) -> dict[str, Any]:
@@ -154,11 +149,10 @@ def _told(row: Row, best: _Tried) -> dict[str, Any]:
 
 
 def _labelled(inputs: TaskInputs, teacher: Path) -> Labelled:
-    task = check_task(inputs.settings.task)
-    own = open_model(str(teacher)).head_for(task)
+    own = open_model(str(teacher)).head_for(inputs.task)
     if own != inputs.labels:
         raise ValueError(f"the teacher's labels {own} are not those of the data, {inputs.labels}")
-    return Labelled(task, inputs.train, inputs.validation, inputs.splits.validation, teacher)
+    return Labelled(inputs.task, inputs.train, inputs.validation, inputs.splits.validation, teacher)
 
 
 def _tokens(links: Sequence[Link], *texts: str) -> int:

@@ -11,7 +11,6 @@ from serve.bundle.manifest import MANIFEST
 from serve.bundle.remote_files import is_url, shown
 from serve.errors import BadInput
 from serve.options import make
-from serve.text.labels import entity_labels
 from stillroom.commands.evaluate.foreign_settings import refuse_revision, refuse_variant
 from stillroom.commands.evaluate.generator import generates, generation_document, refuse_for_others
 from stillroom.commands.evaluate.texts import examples_of, file_of
@@ -21,7 +20,8 @@ from stillroom.settings.evaluate import Evaluation
 
 if TYPE_CHECKING:
     from compress.data.encoded import Encoded
-    from compress.data.examples import Example, Task
+    from compress.data.examples import Example
+    from compress.data.task import Task
     from compress.evaluation.metrics import Prediction
 
 T = TypeVar("T")
@@ -36,7 +36,6 @@ class _Answered(NamedTuple):
     examples: "list[Example]"
     said: "list[Prediction]"
     task: "Task"
-    multi_label: bool
     labels: Sequence[str]  # by index
     variant: str
     warnings: list[str]
@@ -69,10 +68,6 @@ def evaluate(model: str, data: Path | str, **settings: Any) -> dict[str, Any]:
 
 def evaluate_on(model: str, given: Evaluation) -> dict[str, Any]:
     """See `evaluate`."""
-    from compress.data.examples import labels_in
-    from compress.evaluation.metrics import by_language, gold_of, metric_name, per_label, question_scores, score
-    from compress.evaluation.numbers import number_scores
-
     folder = str(local_bundle(model)) if is_url(model) else model
     if generates(folder, given):
         return generation_document(folder, given)
@@ -81,30 +76,29 @@ def evaluate_on(model: str, given: Evaluation) -> dict[str, Any]:
         return vector_document(model, folder, given)
     answer = _of_bundle if (Path(folder) / MANIFEST).is_file() else _of_checkpoint
     found = answer(folder, Path(given.data), given)
-    gold = [gold_of(example, found.task) for example in found.examples]
-    reached = score(gold, found.said)
-    known = entity_labels(found.labels) if found.task == "token-classification" else found.labels
-    languages = by_language(found.examples, gold, found.said)
+    task, metric = found.task, found.task.metric
+    gold = [task.gold_of(example) for example in found.examples]
+    reached = metric.score(gold, found.said)
+    known = task.answer_labels(found.labels)
+    languages = metric.by_language([example.language for example in found.examples], gold, found.said)
     counted = Counter(example.language for example in found.examples)
     document = {
         "model": shown(model),
         "variant": found.variant,
-        "task": found.task,
-        "metric": metric_name(found.task, multi_label=found.multi_label),
+        "task": task.name,
+        "metric": metric.name,
         "value": reached.value,
         "low": reached.low,
         "high": reached.high,
         "examples": len(found.examples),
-        "labels": [{"label": name, **scores} for name, scores in per_label(gold, found.said).items()],
-        "unknown_labels": [name for name in labels_in(found.examples, found.task) if name not in known],
+        "labels": [{"label": name, **scores} for name, scores in metric.per_label(gold, found.said).items()],
+        "unknown_labels": [name for name in task.labels_in(found.examples) if name not in known]
+        if task.names_labels
+        else [],
         "warnings": found.warnings,
     }
-    if found.task == "question-answering":
-        document |= {"scores": {name: asdict(each) for name, each in question_scores(gold, found.said).items()}}
-        document["unknown_labels"] = []
-    if found.task == "text-regression":
-        document |= {"scores": {name: asdict(each) for name, each in number_scores(gold, found.said).items()}}
-        document["unknown_labels"] = []
+    if further := metric.further_scores(gold, found.said):
+        document["scores"] = {name: asdict(each) for name, each in further.items()}
     if languages:
         document["languages"] = [
             {"language": name, "value": each.value, "low": each.low, "high": each.high, "examples": counted[name]}
@@ -135,23 +129,21 @@ def label_rows(document: dict[str, Any]) -> list[list[str]]:
 
 
 def _of_bundle(model: str, data: Path, given: Evaluation) -> _Answered:
-    from compress.data.encoded import encode
-    from compress.data.examples import check_kind, check_task
-    from compress.evaluation.metrics import prediction_of
+    from compress.data.examples import check_kind
+    from compress.tasks import task_named
     from serve.model.pipeline import Pipeline
     from serve.text.entity_markers import knows_markers
     from serve.text.tokenizer import load_tokenizer
 
     refuse_revision(model, given)
     pipeline = _with_data(lambda: Pipeline(model, given.variant, device=given.device), data, given.split)
-    task = check_task(pipeline.manifest.task)
-    if given.task and given.task != task:
-        raise BadInput(f"--task is {given.task}, but {model} is a bundle for {task}.")
+    task = task_named(pipeline.manifest.task, multi_label=pipeline.manifest.multi_label)
+    if given.task and given.task != task.name:
+        raise BadInput(f"--task is {given.task}, but {model} is a bundle for {task.name}.")
     notes: list[str] = []
     examples = examples_of(data, given, task, notes)
-    multi_label = pipeline.manifest.multi_label
-    if task == "text-classification":
-        check_kind(examples, model, multi_label=multi_label, markers=knows_markers(pipeline.tokenizer))
+    if task.has_kinds:
+        check_kind(examples, model, multi_label=task.multi_label, markers=knows_markers(pipeline.tokenizer))
     said: list[Prediction] = [""] * len(examples)
     # A text without a second text differs from one with an empty second text: each kind has its own call.
     for kind in (True, False):
@@ -163,19 +155,19 @@ def _of_bundle(model: str, data: Path, given: Evaluation) -> _Answered:
             pipeline([examples[i].text_read for i in chosen], text_pair=pairs, truncate=True) if chosen else [],
             strict=True,
         ):
-            said[i] = prediction_of(answer, examples[i], multi_label=multi_label)
+            said[i] = task.prediction_of(answer, examples[i])
     tokenizer = load_tokenizer(pipeline.bundle.path, pipeline.manifest.max_length)
-    encoded = encode(examples, tokenizer, task, ("O",) if task == "token-classification" else ())
+    encoded = task.encode(examples, tokenizer, task.model_labels(()))
     warnings = notes + _warnings(examples, encoded, pipeline.manifest.max_length, file_of(data, given.split))
-    return _Answered(examples, said, task, multi_label, pipeline.manifest.labels, pipeline.variant, warnings)
+    return _Answered(examples, said, task, pipeline.manifest.labels, pipeline.variant, warnings)
 
 
 def _of_checkpoint(model: str, data: Path, given: Evaluation) -> _Answered:
-    from compress.data.encoded import encode
-    from compress.data.examples import check_kind, check_task
+    from compress.data.examples import check_kind
     from compress.engine.hardware import device_here
-    from compress.evaluation.predictions import predictions, row_logits
-    from compress.models.pretrained import HEADS, check_labels, head_fault, load, open_model, open_tokenizer
+    from compress.evaluation.predictions import row_logits
+    from compress.models.pretrained import check_labels, head_fault, load, open_model, open_tokenizer
+    from compress.tasks import task_of
     from serve.text.entity_markers import knows_markers
 
     refuse_variant(model, given)
@@ -183,32 +175,30 @@ def _of_checkpoint(model: str, data: Path, given: Evaluation) -> _Answered:
     wanted = "a bundle or a transformers folder"
     opener = partial(open_model, str(model), role="MODEL", wanted=wanted, revision=given.revision)
     opened = _with_data(opener, data, given.split)
-    heads = [name for name in HEADS if opened.head_for(check_task(name)) and given.task in (None, name)]
-    if not heads:
+    task = task_of(opened.config)
+    if task is None or given.task not in (None, task.name):
         why = f"has no head for {given.task}" if opened.has_head else head_fault(opened.config)
         raise BadInput(f"{model} {why}; `stillroom run` gives it one.")
-    task = check_task(heads[0])
+    task = task.with_multi_label(opened.multi_label)
     notes: list[str] = []
     examples = examples_of(data, given, task, notes)
     labels = opened.head_for(task) or ()
     check_labels(labels, task, f"MODEL {model}")
-    multi_label = task == "text-classification" and opened.multi_label
     tokenizer = open_tokenizer(opened)
-    if task == "text-classification":
-        check_kind(examples, model, multi_label=multi_label, markers=knows_markers(tokenizer))
-    encoded = encode(examples, tokenizer, task, labels, multi_label=multi_label)
-    said = predictions(encoded, row_logits(load(opened, task).to(device), encoded))
+    if task.has_kinds:
+        check_kind(examples, model, multi_label=task.multi_label, markers=knows_markers(tokenizer))
+    encoded = task.encode(examples, tokenizer, labels)
+    said = task.predictions(encoded, row_logits(load(opened, task).to(device), encoded))
     longest = (tokenizer.truncation or {}).get("max_length", opened.max_length)
     warnings = notes + _warnings(examples, encoded, longest, file_of(data, given.split))
-    return _Answered(examples, said, task, multi_label, labels, "torch", warnings)
+    return _Answered(examples, said, task, labels, "torch", warnings)
 
 
 def _warnings(examples: "Sequence[Example]", encoded: "Encoded", max_length: int, file: Path) -> list[str]:
     """What `run` says of such data."""
-    from compress.engine.label_checks import spelling_warnings
-    from compress.engine.text_checks import text_warnings
+    from compress.data.text_checks import text_warnings
 
-    return [*spelling_warnings(examples, encoded.task), *text_warnings(encoded, examples, max_length, file.name)]
+    return [*encoded.task.label_warnings(examples), *text_warnings(encoded, examples, max_length, file.name)]
 
 
 def _with_data(open_it: Callable[[], T], data: Path, split: str) -> T:

@@ -7,7 +7,8 @@ from serve.errors import BadInput
 from stillroom.settings.evaluate import Evaluation
 
 if TYPE_CHECKING:
-    from compress.data.examples import Example, Task
+    from compress.data.examples import Example
+    from compress.data.task import Task
 
 
 def examples_of(data: Path, given: Evaluation, task: "Task", notes: list[str] | None = None) -> "list[Example]":

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from compress.settings import VECTORS
-from serve.bundle.manifest import MANIFEST, Task, open_bundle
+from serve.bundle.manifest import MANIFEST, open_bundle
 from serve.bundle.remote_files import shown
 from serve.errors import BadInput
 from stillroom.commands.evaluate.foreign_settings import refuse_revision, refuse_variant
@@ -24,8 +24,8 @@ LEAST_TEXTS = 3
 
 def vector_document(model: str, folder: str, given: Evaluation) -> dict[str, Any]:
     """The document of an encoder of sentences, `model`, whose bundle or checkpoint is `folder` or has that name on the Hub."""
-    from compress.evaluation.vector_scores import vector_scores
-    from compress.evaluation.vectors import neighbour_accuracy
+
+    from compress.evaluation.vectors import neighbour_accuracy, vector_scores
     from compress.input_errors import Faults
 
     if not given.teacher:
@@ -77,12 +77,13 @@ def _texts_of(given: Evaluation) -> "tuple[list[Example], list[Example]]":
     from compress.data.examples import Example
     from compress.data.splits import read_splits
     from compress.data.texts import read_texts
+    from compress.tasks import TEXT_CLASSIFICATION
 
     file = file_of(Path(given.data), given.split)
     known: list[Example] = []
     if Path(given.data).is_dir():
-        asked = examples_of(Path(given.data), given, "text-classification")
-        splits = read_splits(given.data, "text-classification", columns_of(given))
+        asked = examples_of(Path(given.data), given, TEXT_CLASSIFICATION)
+        splits = read_splits(given.data, TEXT_CLASSIFICATION, columns_of(given))
         known = [] if splits.multi_label or given.split == "train" else list(splits.train)
     else:
         asked = [Example(text) for text in read_texts(file, columns_of(given))]
@@ -100,12 +101,12 @@ def _encoding(
     if (Path(model) / MANIFEST).is_file():
         return _by_bundle(model, given, role)
     from compress.engine.hardware import device_here
-    from compress.models.pretrained import head_for
+    from compress.models.heads import head_of
     from compress.models.sentence_encoder import on_device, open_encoder, sentence_vectors
 
     refuse_variant(model, given)
     encoder = open_encoder(model, role=role, revision=given.revision)
-    if any(head_for(encoder.model.config, task) for task in get_args(Task)):
+    if head_of(encoder.model.config):
         raise BadInput(f"{role} {model} answers a task, and --teacher compares vectors. Give encoders of sentences.")
     encoder = on_device(encoder, device_here(given.device))
     return lambda texts: list(sentence_vectors(encoder, texts)), "torch"
@@ -114,7 +115,7 @@ def _encoding(
 def _by_bundle(
     model: str, given: Evaluation, role: str
 ) -> "tuple[Callable[[Sequence[Example]], list[np.ndarray]], str]":
-    from compress.evaluation.metrics import prediction_of
+    from compress.tasks import FEATURE_EXTRACTION
     from serve.model.pipeline import Pipeline
 
     refuse_revision(model, given)
@@ -126,6 +127,6 @@ def _by_bundle(
 
     def encode(texts: "Sequence[Example]") -> "list[np.ndarray]":
         answers = pipeline([each.text_read for each in texts], truncate=True)
-        return [prediction_of(answer, each, multi_label=False) for answer, each in zip(answers, texts, strict=True)]  # type: ignore[misc]
+        return [FEATURE_EXTRACTION.prediction_of(answer, each) for answer, each in zip(answers, texts, strict=True)]  # type: ignore[misc]
 
     return encode, pipeline.variant

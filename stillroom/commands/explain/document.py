@@ -7,13 +7,13 @@ from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
-from compress.data.encoded import Encoded, encode
+from compress.data.encoded import Encoded
 from compress.data.examples import Example
 from compress.evaluation.attention_divergence import divergence, mean_divergence
 from compress.evaluation.metrics import Prediction
-from compress.evaluation.predictions import predictions
 from compress.evaluation.span_clusters import UNLABELLED, Span, choose_spans, cluster_agreement, span_vectors
 from compress.models.attention_reading import Reader, TextRead, read_text, relation_heads
+from compress.tasks import TEXT_CLASSIFICATION
 from stillroom.commands.explain.inputs import Inputs, LayerPair
 from stillroom.console import bar
 from stillroom.settings.explain import Explaining
@@ -64,10 +64,9 @@ class SpanEnds:
 def encoded_for(inputs: Inputs, examples: Sequence[Example], max_length: int) -> tuple[Encoded, Encoded]:
     """`examples` cut at `max_length`, with the labels of the teacher's head, and with those of the student's."""
     inputs.tokenizer.enable_truncation(max_length)
-    task = inputs.task or "text-classification"
+    task = inputs.task or TEXT_CLASSIFICATION
     theirs, ours = (model.head_for(task) or () if inputs.task else () for model in (inputs.teacher, inputs.student))
-    multi_label = bool(theirs) and task == "text-classification" and inputs.teacher.multi_label
-    encoded = encode(examples, inputs.tokenizer, task, theirs, multi_label=multi_label)
+    encoded = task.encode(examples, inputs.tokenizer, theirs)
     return encoded, dataclasses.replace(encoded, labels=ours)
 
 
@@ -172,7 +171,7 @@ def _answers(encoded: Sequence[Encoded], reads: Sequence[TextRead], i: int) -> t
     found = []
     for of, read in zip(encoded, reads, strict=True):
         one = of.take([i])
-        found += predictions(one, [read.logits.numpy()[one.rows[0]]])
+        found += of.task.predictions(one, [read.logits.numpy()[one.rows[0]]])
     return found[0], found[1]
 
 
@@ -183,13 +182,13 @@ def _all_answers(inputs: Inputs, figures: Sequence[TextFigures], by_difference: 
     if numbers:
         farthest = sorted(numbers, key=lambda i: -numbers[i])[:LISTED]
         return {
-            "task": inputs.task,
+            "task": inputs.task.name,
             "mean_difference": math.fsum(numbers.values()) / len(numbers),
             "differing": [_text(inputs, figures, i) for i in farthest],
         }
     apart = [i for i in by_difference if (both := figures[i].answers) and both[0] != both[1]]
     differing = [_text(inputs, figures, i) for i in apart[:LISTED]]
-    return {"task": inputs.task, "differing_texts": len(apart), "differing": differing}
+    return {"task": inputs.task.name, "differing_texts": len(apart), "differing": differing}
 
 
 def _are_numbers(both: tuple[Prediction, Prediction]) -> TypeGuard[tuple[float, float]]:

@@ -10,14 +10,16 @@ from tokenizers import Tokenizer
 
 from compress.data.asked_texts import read_asked
 from compress.data.columns import Columns, columns_of
-from compress.data.examples import Example, Task, check_task
+from compress.data.examples import Example
 from compress.data.file_formats import SUFFIXES, looks_like_columns, rows_in, suffix_of
 from compress.data.labelled_files import check_there, read_examples
 from compress.data.row_faults import UnreadableFrom
+from compress.data.task import Task
 from compress.input_errors import Faults
 from compress.models.initialise import differing_tokenizers
 from compress.models.layer_maps import spread_layers
-from compress.models.pretrained import HEADS, Opened, check_labels, open_model, open_tokenizer
+from compress.models.pretrained import Opened, check_labels, open_model, open_tokenizer
+from compress.tasks import LABELLED, TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
 from serve.errors import BadInput
 from stillroom.settings.explain import Explaining
 
@@ -81,8 +83,8 @@ def open_inputs(teacher: str, student: str, given: Explaining) -> Inputs:
 def _examples(path: Path, task: Task | None, columns: Columns, notes: list[str]) -> tuple[list[Example], bool]:
     """The texts of the file, and whether its rows have entities or tags. `notes` gets what was left out."""
     if _has_spans(path, columns):
-        return read_examples(path, "token-classification", columns, notes), True
-    return read_asked(path, task or "text-classification", columns, "--data"), False
+        return read_examples(path, TOKEN_CLASSIFICATION, columns, notes), True
+    return read_asked(path, task or TEXT_CLASSIFICATION, columns, "--data"), False
 
 
 def _has_spans(path: Path, columns: Columns) -> bool:
@@ -92,7 +94,7 @@ def _has_spans(path: Path, columns: Columns) -> bool:
     if suffix not in SUFFIXES:
         return suffix == ".txt" and looks_like_columns(path)
     try:
-        _, row = next(rows_in(path, suffix, columns, "token-classification", []), (0, None))
+        _, row = next(rows_in(path, suffix, columns, TOKEN_CLASSIFICATION, []), (0, None))
     except UnreadableFrom:
         return False  # the reader of texts tells where
     return isinstance(row, dict) and (columns.entities in row or bool(columns.tags_in(row) and columns.tokens in row))
@@ -128,14 +130,15 @@ def _task_of(teacher: Opened, student: Opened) -> tuple[Task | None, str]:
     Raises:
         BadInput: both have a head for it, and labels of one cannot be read.
     """
-    for task in map(check_task, HEADS):
-        theirs, ours = teacher.head_for(task), student.head_for(task)
+    for kind in LABELLED.values():
+        theirs, ours = teacher.head_for(kind), student.head_for(kind)
         if theirs and ours:
+            task = kind.with_multi_label(teacher.multi_label)
             check_labels(theirs, task, f"TEACHER {teacher.name}")
             check_labels(ours, task, f"STUDENT {student.name}")
-            if task == "question-answering":
+            if task.has_contexts:
                 return None, "what a model answers to questions is not compared here"
-            if task == "text-regression":  # its one label is a name without meaning
+            if not task.names_labels:  # its one label is a name without meaning
                 return task, ""
             if apart := sorted(set(theirs) ^ set(ours)):
                 more = " and others" if apart[NAMED:] else ""

@@ -107,13 +107,13 @@ def check_model(model: Path) -> None:
     if (model.suffix == ".onnx" and model.is_file()) or (model / MANIFEST).is_file():
         return
     if (model / "config.json").is_file():
-        from compress.data.examples import check_task
         from compress.models.pretrained import check_checkpoint, check_labels
+        from compress.tasks import task_named
 
         reads, _ = _reads(model)
         check_checkpoint(model, str(model))
         if reads:
-            check_labels(reads.labels, check_task(reads.task), str(model))
+            check_labels(reads.labels, task_named(reads.task), str(model))
         return
     what = "is neither a bundle, nor a checkpoint's folder, nor an .onnx file" if model.exists() else "does not exist"
     raise BadInput(

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from compress.data.columns import columns_of
 from compress.data.examples import check_kind
 from compress.data.subset import subset
-from compress.evaluation.metrics import gold_of, metric_name, prediction_of, score
 from compress.input_errors import Faults
 from compress.settings import RowColumns
+from compress.tasks import task_named
 from latency.analysis.costs import add_costs
 from latency.analysis.pareto import Point, pareto_front, within_budget
 from latency.analysis.roofline import measured_peaks
@@ -436,28 +436,25 @@ def _metrics(
         reads = worker.candidate.reads
         if reads is None:
             continue
-        if reads.task == "question-answering":
+        task = task_named(reads.task, multi_label=reads.multi_label)
+        if task.has_contexts:
             refused[name] = (
                 "No metric: contexts are cut here, and a bundle reads them in windows; `stillroom evaluate` scores it."
             )
             continue
-        if reads.task == "text-classification":
+        if task.has_kinds:
             markers = knows_markers(load_tokenizer(reads.folder, LONGEST))
             try:
                 check_kind(given.examples, name, multi_label=reads.multi_label, markers=markers)
             except BadInput as error:
                 refused[name] = f"No metric: {error.message}"
                 continue
-        gold = [gold_of(example, reads.task) for example in given.examples]
+        gold = [task.gold_of(example) for example in given.examples]
         answers = given.as_in_the_file(worker.answers())
-        said = [
-            prediction_of(answer, example, multi_label=reads.multi_label)
-            for answer, example in zip(answers, given.examples, strict=True)
-        ]
-        reached = score(gold, said)
-        kind = metric_name(reads.task, multi_label=reads.multi_label)
+        said = [task.prediction_of(answer, example) for answer, example in zip(answers, given.examples, strict=True)]
+        reached = task.metric.score(gold, said)
         found[name] = Metric(
-            name=kind, value=reached.value, low=reached.low, high=reached.high, examples=len(given.examples)
+            name=task.metric.name, value=reached.value, low=reached.low, high=reached.high, examples=len(given.examples)
         )
     return found, refused
 

@@ -4,16 +4,18 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 from compress.data.columns import USUAL, Columns
-from compress.data.examples import Example, Task
+from compress.data.examples import Example
 from compress.data.file_formats import rows_in, suffix_of
 from compress.data.labelled_files import read_examples
 from compress.data.splits import split_file
 from compress.data.subset import subset
+from compress.data.task import Task
 from compress.data.texts import read_texts
 from compress.settings import VECTORS
+from compress.tasks import TASKS
 from serve.errors import BadInput
 
 TIMED_TEXTS = 1_000  # at most; all texts are scored
@@ -109,12 +111,12 @@ def _labelled(file: Path, task: str | None, columns: Columns) -> tuple[list[Exam
         return None, ["Vectors have no labels, so there is no metric; `stillroom evaluate --teacher` compares them."]
     notes: list[str] = []
     try:
-        examples = read_examples(file, cast(Any, task), columns, notes)
+        examples = read_examples(file, TASKS[task], columns, notes)
     except BadInput as error:
         if suffix_of(file) == ".txt":
             return None, [f"No metric: {file.name} is plain text."]
         # If a column was named or the first row has labels, missing labels are an error and not a file without labels.
-        if columns != USUAL or not _lacks_labels(file, cast(Any, task)):
+        if columns != USUAL or not _lacks_labels(file, TASKS[task]):
             raise
         return None, [f"No metric: {file.name} has no labels for {task} ({error.message.splitlines()[-1].strip()})."]
     return examples, notes

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 
 from compress.data.examples import Example
-from compress.evaluation.metrics import Prediction
+from compress.evaluation.metrics import Acceptable, Prediction
 from compress.evaluation.numbers import as_numbers, distinguishable
-from compress.evaluation.questions import Acceptable
 
 SHOWN = 40
 

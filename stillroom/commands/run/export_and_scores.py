@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 
 from compress.data.encoded import Encoded
-from compress.data.examples import check_task
 from compress.engine.answering_teacher import as_given
 from compress.engine.hardware import device_here
 from compress.engine.lineage import base_model_of, read_lineage
@@ -19,10 +18,8 @@ from compress.engine.resumable_stages import STATE
 from compress.engine.soft_labels import told
 from compress.engine.task_stages import load_stage
 from compress.engine.understood import understood
-from compress.evaluation.metrics import Prediction, difference, gold_of, per_label, question_scores, score
-from compress.evaluation.numbers import number_scores
-from compress.evaluation.predictions import predictions, row_logits
-from compress.evaluation.questions import Acceptable, best_answer_from, said_of
+from compress.evaluation.metrics import Metric, Prediction
+from compress.evaluation.predictions import row_logits
 from export.graph.exporter import export_graph
 from export.graph.vocabulary_trimming import trim_vocabulary
 from export.packing.builder import ModelReport, OnTest, Scores, scores_on_test
@@ -142,7 +139,7 @@ def _logits(inputs: RunInputs, folders: dict[str, Path], split: str) -> dict[str
 
 def make_scores(folder: Path, inputs: RunInputs, folders: dict[str, Path]) -> None:
     """Scores on validation, then on test, which is read only here. If a gate or parity is missed, test is not read."""
-    task = check_task(inputs.recipe.task)
+    task, metric = inputs.task, inputs.task.metric
     ours = inputs.read_by(folders["student"])
 
     chosen: dict[str, float] = {}  # by model: the score from which it answers a question, chosen on validation
@@ -154,18 +151,17 @@ def make_scores(folder: Path, inputs: RunInputs, folders: dict[str, Path]) -> No
         said = {}
         for name, rows in logits.items():
             encoded: Encoded = getattr(readers.get(name, ours), split)
-            if task == "question-answering":
-                if split == "validation":
-                    right = [cast(Acceptable, gold_of(example, task)) for example in inputs.splits.validation]
-                    chosen[name] = best_answer_from(right, said_of(encoded, rows))
-                # The graphs are the student's.
-                encoded = replace(encoded, answer_from=chosen[name if name in chosen else "student"])
-            said[name] = predictions(encoded, rows)
+            if split == "validation":
+                encoded = task.with_threshold(encoded, inputs.splits.validation, rows)
+                chosen[name] = encoded.answer_from
+            # The graphs are the student's.
+            encoded = replace(encoded, answer_from=chosen[name if name in chosen else "student"])
+            said[name] = task.predictions(encoded, rows)
         return said
 
     def scored(split: str, said: dict[str, list[Prediction]]) -> Scores:
-        gold = [gold_of(example, task) for example in getattr(inputs.splits, split)]
-        return with_intervals({name: score(gold, said[name]) for name in TRAINED if name in said})
+        gold = [task.gold_of(example) for example in getattr(inputs.splits, split)]
+        return with_intervals({name: metric.score(gold, said[name]) for name in TRAINED if name in said})
 
     on_validation = answers("validation", _logits(inputs, folders, "validation"))
     document: dict[str, Any] = {"validation": scored("validation", on_validation)}
@@ -173,24 +169,19 @@ def make_scores(folder: Path, inputs: RunInputs, folders: dict[str, Path]) -> No
     if not model_report.missed:
         test, graph_logits = scores_on_test(model_report.variants, _split(ours, "test"), inputs.recipe.threads)
         said = answers("test", _logits(inputs, folders, "test") | graph_logits)
-        gold = [gold_of(example, task) for example in inputs.splits.test]
+        gold = [task.gold_of(example) for example in inputs.splits.test]
         document |= {
             "test": scored("test", said),
             "graphs": asdict(test),
-            "differences": _differences(gold, said),
-            "per_label": _per_label(gold, said),
+            "differences": _differences(metric, gold, said),
+            "per_label": _per_label(metric, gold, said),
         }
-        if task == "text-regression":
-            document["numbers"] = number_rows(gold, said)
-        if task == "question-answering":
-            models = [name for name in MODELS if name in said]
-            document["questions"] = [
-                {"name": name, **with_intervals(question_scores(gold, said[name]))} for name in models
-            ]
-        if languages := per_language(inputs.splits.test, gold, said):
+        if metric.further:
+            document[metric.further] = further_rows(metric, gold, said)
+        if languages := per_language(metric, inputs.splits.test, gold, said):
             document["per_language"] = languages
             gates = {"teacher": inputs.recipe.teacher_gate, "fp32": inputs.recipe.gate}
-            document["language_warnings"] = behind_in_languages(inputs.splits.test, gold, said, gates)
+            document["language_warnings"] = behind_in_languages(metric, inputs.splits.test, gold, said, gates)
         if "teacher" in said:
             document |= disagreements(inputs.splits.test, gold, said["teacher"], said["int8"], "test")
     (folder / "scores.json").write_text(json.dumps(document, allow_nan=False), encoding="utf-8")
@@ -213,7 +204,7 @@ def model_report_of(
     return ModelReport(
         CardFacts(
             name=recipe.model_name,
-            task=check_task(recipe.task),
+            task=inputs.task.name,
             labels=inputs.labels,
             multi_label=inputs.splits.multi_label,
             relations=inputs.splits.relations,
@@ -237,12 +228,12 @@ def model_report_of(
     )
 
 
-def _differences(gold: list[Prediction], said: dict[str, list[Prediction]]) -> list[dict[str, Any]]:
+def _differences(metric: Metric, gold: list[Prediction], said: dict[str, list[Prediction]]) -> list[dict[str, Any]]:
     pairs = [("student", "undistilled"), ("int8", "undistilled"), ("int8", "teacher"), ("int8", "fp32")]
     found = []
     for a, b in pairs:
         if a in said and b in said:
-            d = difference(gold, said[a], said[b])
+            d = metric.difference(gold, said[a], said[b])
             found.append(
                 {
                     "a": a,
@@ -256,8 +247,10 @@ def _differences(gold: list[Prediction], said: dict[str, list[Prediction]]) -> l
     return found
 
 
-def _per_label(gold: list[Prediction], said: dict[str, list[Prediction]]) -> list[dict[str, Any]]:
-    tables = {name: per_label(gold, said[name]) if name in said else {} for name in ("teacher", "student", "int8")}
+def _per_label(metric: Metric, gold: list[Prediction], said: dict[str, list[Prediction]]) -> list[dict[str, Any]]:
+    tables = {
+        name: metric.per_label(gold, said[name]) if name in said else {} for name in ("teacher", "student", "int8")
+    }
     labels = sorted({label for scored in tables.values() for label in scored})
     return [
         {
@@ -269,10 +262,10 @@ def _per_label(gold: list[Prediction], said: dict[str, list[Prediction]]) -> lis
     ]
 
 
-def number_rows(gold: list[Prediction], said: dict[str, list[Prediction]]) -> list[dict[str, Any]]:
-    """For each model that gives numbers its name and its scores beside the metric, each with value, low and high."""
+def further_rows(metric: Metric, gold: list[Prediction], said: dict[str, list[Prediction]]) -> list[dict[str, Any]]:
+    """For each model its name and its scores beside the metric, each with value, low and high."""
     models = [name for name in MODELS if name in said]
-    return [{"name": name, **with_intervals(number_scores(gold, said[name]))} for name in models]
+    return [{"name": name, **with_intervals(metric.further_scores(gold, said[name]))} for name in models]
 
 
 def make_latency(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from compress import distributed
-from compress.data.examples import Example, check_task
+from compress.data.examples import Example
 from compress.data.teacher_labels import read_teacher_labels
 from compress.engine.answered import with_answers
 from compress.engine.hardware import device_here
@@ -54,7 +54,7 @@ def with_teachers_answers(inputs: RunInputs, folder: Path) -> RunInputs:
     """
     asked = inputs.answering
     assert asked
-    answers = read_teacher_labels([folder / ANSWERS_FILE], check_task(inputs.recipe.task))
+    answers = read_teacher_labels([folder / ANSWERS_FILE], inputs.task)
     found = with_answers(inputs, replace(answers, asked=(f"--teacher {asked.name}", asked.public_name)))
     assert isinstance(found, RunInputs)
     assert found.answers

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from compress.data.batches import collate, rows_of, to_device
 from compress.data.corpus import CorpusText, masking_of
-from compress.data.examples import check_task
 from compress.data.packing import rows_a_step
 from compress.engine.hardware import device_here
 from compress.engine.method_runner import HEAD_SHARE, asks_words
@@ -181,7 +180,7 @@ def timed_rates(inputs: RunInputs) -> Rates:
     """Seconds of a step of each training, and of everything else, from a few steps of each."""
     recipe = inputs.recipe
     torch.manual_seed(recipe.seed)
-    teacher = load(inputs.opened, check_task(recipe.task), None if inputs.teacher_has_head else inputs.labels)
+    teacher = load(inputs.opened, inputs.task, None if inputs.teacher_has_head else inputs.labels)
     student, _ = student_of(teacher, inputs.opened.family, inputs.shape, seed=recipe.seed)
     of_student, of_teacher = _task_step(student, inputs), _task_step(teacher, inputs)
     # Stages on the task ask the teacher as they train: its forward pass, a third of a step.

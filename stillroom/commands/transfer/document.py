@@ -11,7 +11,7 @@ from compress.engine import task_stages
 from compress.engine.fingerprints import trained_with
 from compress.engine.resumable_stages import Workdir
 from compress.engine.task_inputs import TaskInputs
-from compress.evaluation.metrics import mean_over_tasks, mean_score, metric_of
+from compress.evaluation.metrics import Metric, mean_over_tasks
 from stillroom.commands.transfer.tasks import METHOD, Tasks
 from stillroom.commands.transfer.training import STUDENT, Cell
 from stillroom.settings.transfer import Transferring
@@ -72,12 +72,15 @@ def _row(tasks: Tasks, found: Found, source: str | None, chosen: str) -> dict[st
     return {
         "source": source,
         "cells": {
-            target: {split: asdict(mean_score(_seeds(found, source, target, split))) for split in ("validation", "test")}
-            | {"seeds": _values(_seeds(found, source, target, "test"))}
-            for target in tasks.targets
+            target: {
+                split: asdict(metric.mean_score(_seeds(found, source, target, split))) for split in ("validation", "test")
+            }
+            | {"seeds": _values(metric, _seeds(found, source, target, "test"))}
+            for target, metric in tasks.metrics.items()
         },
         "mean": {
-            split: asdict(mean_over_tasks(_by_target(tasks, found, source, split))) for split in ("validation", "test")
+            split: asdict(mean_over_tasks([*tasks.metrics.values()], _by_target(tasks, found, source, split)))
+            for split in ("validation", "test")
         },
         "minus_none": None if source is ALONE else _difference(tasks, found, source, ALONE),
         "minus_chosen": None if source == chosen else _difference(tasks, found, source, chosen),
@@ -86,30 +89,35 @@ def _row(tasks: Tasks, found: Found, source: str | None, chosen: str) -> dict[st
 
 def _difference(tasks: Tasks, found: Found, source: str | None, other: str | None) -> dict[str, Any]:
     """The mean over targets of `source` minus that of `other`, on test: validation has chosen, and favours what it chose."""
-    return _apart(*(_by_target(tasks, found, each, "test") for each in (source, other)))
+    return _apart([*tasks.metrics.values()], *(_by_target(tasks, found, each, "test") for each in (source, other)))
 
 
-def _apart(ours: Sequence[Sequence[np.ndarray]], theirs: Sequence[Sequence[np.ndarray]]) -> dict[str, Any]:
+def _apart(
+    metrics: Sequence[Metric], ours: Sequence[Sequence[np.ndarray]], theirs: Sequence[Sequence[np.ndarray]]
+) -> dict[str, Any]:
     """The mean over targets of `ours` minus `theirs`, with its interval over texts, and the same of each seed that all targets have."""
-    values = [np.subtract(_values(mine), _values(others)) for mine, others in zip(ours, theirs, strict=True)]
-    return asdict(mean_over_tasks(ours, less=theirs)) | {
+    values = [
+        np.subtract(_values(metric, mine), _values(metric, others))
+        for metric, mine, others in zip(metrics, ours, theirs, strict=True)
+    ]
+    return asdict(mean_over_tasks(metrics, ours, less=theirs)) | {
         "seeds": [float(np.mean(seed)) for seed in zip(*values, strict=False)]
     }
 
 
 def _curve(found: Found, tasks: Tasks, target: str, chosen: str) -> dict[str, Any]:
     """A point for each number of labels that was trained with and without the source, the last with all of them."""
-    points = []
+    points, metric = [], tasks.targets[target].task.metric
     for count in _counts(found, target):
         ours, theirs = (_seeds(found, source, target, "test", count, chosen=chosen) for source in (chosen, ALONE))
         points.append({
             "labels": count or len(tasks.targets[target].splits.train),
             "all": count is None,
-            "with_source": asdict(mean_score(ours)) | {"seeds": _values(ours)},
-            "without": asdict(mean_score(theirs)) | {"seeds": _values(theirs)},
-            "difference": _apart([ours], [theirs]),
+            "with_source": asdict(metric.mean_score(ours)) | {"seeds": _values(metric, ours)},
+            "without": asdict(metric.mean_score(theirs)) | {"seeds": _values(metric, theirs)},
+            "difference": _apart([metric], [ours], [theirs]),
         })  # fmt: skip
-    return {"target": target, "metric": tasks.targets[target].metric, "points": points}
+    return {"target": target, "metric": metric.name, "points": points}
 
 
 def _mean_differences(found: Found, tasks: Tasks, chosen: str) -> list[dict[str, Any]]:
@@ -126,7 +134,7 @@ def _mean_differences(found: Found, tasks: Tasks, chosen: str) -> list[dict[str,
         ]
         for count in shared
     }
-    return [{"labels": count} | _apart(*both) for count, both in arms.items()]
+    return [{"labels": count} | _apart([*tasks.metrics.values()], *both) for count, both in arms.items()]
 
 
 def _counts(found: Found, target: str) -> list[int | None]:
@@ -151,6 +159,6 @@ def _by_target(tasks: Tasks, found: Found, source: str | None, split: str) -> li
     return [_seeds(found, source, target, split) for target in tasks.targets]
 
 
-def _values(counted: Sequence[np.ndarray]) -> list[float]:
+def _values(metric: Metric, counted: Sequence[np.ndarray]) -> list[float]:
     """The metric of each seed."""
-    return [float(metric_of(each.sum(axis=0))) for each in counted]
+    return [metric.value(each) for each in counted]

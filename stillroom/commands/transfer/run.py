@@ -9,7 +9,7 @@ import numpy as np
 
 from compress.engine.hardware import same_bits
 from compress.engine.resumable_stages import Workdir
-from compress.evaluation.metrics import metric_of
+from compress.evaluation.metrics import Metric
 from latency.measure.machine import machine_facts
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
@@ -88,7 +88,7 @@ def _train(given: Transferring, tasks: Tasks, work: Workdir) -> tuple[dict[Cell,
             say(f"  {given.most_minutes:g} minutes are over after {len(found)} of {total} trainings")
             return False
         found[cell] = trainings.counted(cell)
-        value = float(metric_of(found[cell]["validation"].sum(axis=0)))
+        value = tasks.metrics[cell.target].value(found[cell]["validation"])
         say(f"  {len(found)}/{total}  {cell}: {tasks.targets[cell.target].metric} {value:.4f} on validation")
         return True
 
@@ -101,7 +101,7 @@ def _train(given: Transferring, tasks: Tasks, work: Workdir) -> tuple[dict[Cell,
             f"trainings are kept in {work.root}. Give more minutes, and the same command goes on."
         )
     found = {cell: counted for cell, counted in found.items() if cell.seed < seeds}
-    chosen = best_source(tasks.sources, found)
+    chosen = best_source(tasks.sources, tasks.metrics, found)
     say(f"best on validation: {chosen}")
     if whole:
         all(map(train, curve_cells(given, tasks, chosen, seeds)))
@@ -132,12 +132,14 @@ def label_counts(given: Transferring, texts: int) -> list[int]:
     return sorted({count for count in given.labels if count < texts})
 
 
-def best_source(sources: Iterable[str], found: Mapping[Cell, Counted]) -> str:
+def best_source(sources: Iterable[str], metrics: Mapping[str, Metric], found: Mapping[Cell, Counted]) -> str:
     """The source with the best mean over targets on validation (XtremeDistil, section 2.2); the first of equals."""
 
     def mean(source: str) -> float:
         values = [
-            metric_of(counted["validation"].sum(axis=0)) for cell, counted in found.items() if cell.source == source
+            metrics[cell.target].value(counted["validation"])
+            for cell, counted in found.items()
+            if cell.source == source
         ]
         return float(np.mean(values))  # every target has as many seeds
 

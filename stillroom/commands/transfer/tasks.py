@@ -12,11 +12,13 @@ from compress.engine.fingerprints import fingerprint
 from compress.engine.method_chain import method_chain
 from compress.engine.resumable_stages import Workdir
 from compress.engine.task_inputs import TaskInputs, open_task, unseen
+from compress.evaluation.metrics import Metric
 from compress.input_errors import Faults
 from compress.methods.catalogue import Stage
 from compress.models.pretrained import open_model
 from compress.models.shapes import Shape, shape_of
-from compress.settings import TASKS, TaskSettings
+from compress.settings import TaskSettings
+from compress.tasks import LABELLED
 from serve.errors import BadInput
 from stillroom.console import show
 from stillroom.inputs.out_folder import check_out_folder
@@ -25,7 +27,6 @@ from stillroom.settings.transfer import FORM, Transferring
 
 DOCUMENT, PAGE = "transfer.json", "transfer.html"
 METHOD = "xtremedistil-transfer"
-KINDS = ("text-classification", "token-classification")  # those whose logits the method's stages compare
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}")  # of a folder too
 # What other verbs offer for a missing column; here a flag would be for all data sets, and they differ.
 COLUMN_FLAGS = re.compile(r",? or give (--[\w-]+-column \S+ ?)+(?=$|\n)", re.MULTILINE)
@@ -52,6 +53,11 @@ class Tasks:
     """What trains the student on a source."""
 
     @property
+    def metrics(self) -> dict[str, Metric]:
+        """The metric of each target."""
+        return {name: inputs.task.metric for name, inputs in self.targets.items()}
+
+    @property
     def warnings(self) -> list[str]:
         """Those of every task, each with its name."""
         every = {**self.sources, **self.targets}
@@ -68,9 +74,12 @@ def named_task(given: str, flag: str) -> Named:
     name, _, task = before.rpartition("=")
     if not data or not task:
         raise BadInput(f"{flag} {given} is not {FORM}. Give for example snips=text-classification:my-data/snips.")
-    if task not in KINDS:
-        known = "is not transferred" if task in TASKS else "is no task"
-        raise BadInput(f"{flag} {given}: {task} {known}. Give one of {', '.join(KINDS)}.")
+    possible = [
+        name for name, each in LABELLED.items() if each.names_labels
+    ]  # whose logits the method's stages compare
+    if task not in possible:
+        known = "is not transferred" if task in LABELLED else "is no task"
+        raise BadInput(f"{flag} {given}: {task} {known}. Give one of {', '.join(possible)}.")
     name = name or Path(data).name
     if not NAME.fullmatch(name):
         raise BadInput(

@@ -8,14 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from compress.data.batches import TaskText
-from compress.data.examples import check_task
 from compress.engine import task_stages
 from compress.engine.fingerprints import fingerprint, trained_with
 from compress.engine.method_runner import Labelled, Link, MethodInputs, run_method
 from compress.engine.resumable_stages import STATE, Workdir
-from compress.engine.task_inputs import TaskInputs
-from compress.evaluation.metrics import counts, gold_of
-from compress.evaluation.predictions import predictions, row_logits
+from compress.engine.task_inputs import TaskInputs, scored_rows
 from stillroom.commands.transfer.tasks import METHOD, Tasks
 from stillroom.settings.transfer import Transferring
 
@@ -55,7 +52,7 @@ class Trainings:
     """By source, the folder of the teacher that was fine-tuned on it, and the fingerprint of what made it."""
 
     def counted(self, cell: Cell) -> dict[str, np.ndarray]:
-        """Per text of validation and test the numbers of `compress.evaluation.metrics.counts` of the trained student."""
+        """Per text of validation and test the numbers of `scored_rows` of the trained student."""
         start, of_start = self.student(cell.source, cell.seed) if cell.source else (None, "none")
         target, given = self.tasks.targets[cell.target], self.given
         settings = target.settings
@@ -81,8 +78,8 @@ class Trainings:
         """Distil a student on `source` in folder/student; its stages are removed when it is finished."""
         if not (folder / STUDENT).is_dir():
             inputs = self.tasks.sources[source]
-            settings, task = inputs.settings, check_task(inputs.settings.task)
-            labelled = Labelled(task, inputs.train, inputs.validation, inputs.splits.validation, teacher)
+            settings = inputs.settings
+            labelled = Labelled(inputs.task, inputs.train, inputs.validation, inputs.splits.validation, teacher)
             method = MethodInputs(
                 inputs.opened, inputs.tokenizer, (), {"source": labelled}, settings.batch, seed, settings.precision, settings.device,
                 lineage={"data": inputs.data_fingerprint, "method": METHOD}, notify=inputs.notify,
@@ -122,12 +119,8 @@ class Trainings:
             model, folder, inputs, steps, settings.student_learning_rate, str(cell),
             chosen=chosen_texts(len(inputs.splits.train), cell.labels, cell.seed), validate_every=steps,
         )  # fmt: skip
-        task = check_task(settings.task)
         for split in SCORED:
-            gold = [gold_of(example, task) for example in getattr(inputs.splits, split)]
-            encoded = getattr(inputs, split)
-            found = counts(gold, predictions(encoded, row_logits(model, encoded)))
-            np.save(folder / f"{split}.npy", found, allow_pickle=False)
+            np.save(folder / f"{split}.npy", scored_rows(inputs, model, split), allow_pickle=False)
         shutil.rmtree(begun)
 
 

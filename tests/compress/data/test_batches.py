@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from small_task import make_teacher
 
 from compress.data.batches import collate, rows_of
-from compress.data.encoded import IGNORED, encode
+from compress.data.encoded import IGNORED
 from compress.data.examples import Entity, Example
-from compress.evaluation.metrics import chance, gold_of
-from compress.evaluation.predictions import constant_predictions, predictions, row_logits
+from compress.evaluation.metrics import ENTITY_F1, MICRO_F1
+from compress.evaluation.predictions import row_logits
+from compress.tasks import MULTI_LABEL_CLASSIFICATION, TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
 from serve.text.labels import bio_tags
 from serve.text.tokenizer import load_tokenizer
 
@@ -36,9 +37,9 @@ def one_hot(targets: np.ndarray) -> np.ndarray:
 
 
 def test_the_targets_say_the_entities_that_they_came_from(folder: Path) -> None:
-    encoded = encode(TEXTS, load_tokenizer(folder, 64), "token-classification", TAGS)
-    said = predictions(encoded, [one_hot(targets) for targets in encoded.targets])
-    assert said == [gold_of(example, "token-classification") for example in TEXTS]
+    encoded = TOKEN_CLASSIFICATION.encode(TEXTS, load_tokenizer(folder, 64), TAGS)
+    said = encoded.task.predictions(encoded, [one_hot(targets) for targets in encoded.targets])
+    assert said == [TOKEN_CLASSIFICATION.gold_of(example) for example in TEXTS]
 
 
 words = st.lists(
@@ -57,28 +58,23 @@ def test_entities_on_word_borders_survive_the_round_trip(folder: Path, parts: li
     labels = data.draw(st.lists(st.sampled_from(["", "city", "item"]), min_size=len(parts), max_size=len(parts)))
     entities = tuple(Entity(int(s), int(e), label) for s, e, label in zip(starts, ends, labels, strict=True) if label)
     example = Example(text, entities=entities)
-    encoded = encode([example], load_tokenizer(folder, 64), "token-classification", TAGS)
-    assert predictions(encoded, [one_hot(encoded.targets[0])]) == [gold_of(example, "token-classification")]
+    encoded = TOKEN_CLASSIFICATION.encode([example], load_tokenizer(folder, 64), TAGS)
+    assert encoded.task.predictions(encoded, [one_hot(encoded.targets[0])]) == [TOKEN_CLASSIFICATION.gold_of(example)]
 
 
 def test_labels_that_train_lacks_and_unlabelled_text_carry_no_target(folder: Path) -> None:
     tokenizer = load_tokenizer(folder, 64)
-    unknown = encode(
-        [Example("to Oslo", entities=(Entity(3, 7, "planet"),)), Example("to Oslo")],
-        tokenizer,
-        "token-classification",
-        TAGS,
+    unknown = TOKEN_CLASSIFICATION.encode(
+        [Example("to Oslo", entities=(Entity(3, 7, "planet"),)), Example("to Oslo")], tokenizer, TAGS
     )
     assert unknown.targets[0].tolist() == [0, IGNORED]
     assert set(unknown.targets[1].tolist()) == {IGNORED}
-    assert encode([Example("x", label="new")], tokenizer, "text-classification", ["old"]).targets[0].tolist() == [
-        IGNORED
-    ]
+    assert TEXT_CLASSIFICATION.encode([Example("x", label="new")], tokenizer, ["old"]).targets[0].tolist() == [IGNORED]
 
 
 def test_texts_past_the_limit_are_cut_and_counted(folder: Path) -> None:
-    encoded = encode(
-        [Example("kettle " * 80, entities=()), TEXTS[3]], load_tokenizer(folder, 16), "token-classification", TAGS
+    encoded = TOKEN_CLASSIFICATION.encode(
+        [Example("kettle " * 80, entities=()), TEXTS[3]], load_tokenizer(folder, 16), TAGS
     )
     assert (encoded.truncated, len(encoded.ids[0])) == (1, 16)
 
@@ -87,7 +83,7 @@ def test_logits_are_those_of_each_text_alone_whatever_its_batch(folder: Path) ->
     from transformers import AutoModelForTokenClassification
 
     model = AutoModelForTokenClassification.from_pretrained(folder, num_labels=len(TAGS)).eval()
-    encoded = encode(TEXTS * 3, load_tokenizer(folder, 64), "token-classification", TAGS)
+    encoded = TOKEN_CLASSIFICATION.encode(TEXTS * 3, load_tokenizer(folder, 64), TAGS)
     together = row_logits(model, encoded)
     with torch.no_grad():
         for i, rows in enumerate(together):
@@ -96,11 +92,11 @@ def test_logits_are_those_of_each_text_alone_whatever_its_batch(folder: Path) ->
 
 
 def test_saying_one_thing_always_is_what_chance_is_held_against(folder: Path) -> None:
-    encoded = encode(TEXTS[1:2], load_tokenizer(folder, 64), "token-classification", TAGS)
-    gold = [gold_of(example, "token-classification") for example in TEXTS[1:2]]
-    constant = list(constant_predictions(encoded))
+    encoded = TOKEN_CLASSIFICATION.encode(TEXTS[1:2], load_tokenizer(folder, 64), TAGS)
+    gold = [TOKEN_CLASSIFICATION.gold_of(example) for example in TEXTS[1:2]]
+    constant = list(encoded.task.constant_predictions(encoded))
     assert constant[0] == gold  # every word a city happens to be right here
-    assert chance(gold, [frozenset()], constant) == 1.0
+    assert ENTITY_F1.chance(gold, [frozenset()], constant) == 1.0
 
 
 def test_lists_of_labels_survive_the_round_trip_and_are_matched_by_constant_answers(folder: Path) -> None:
@@ -110,27 +106,22 @@ def test_lists_of_labels_survive_the_round_trip_and_are_matched_by_constant_answ
         Example("no", label=()),
         Example("a lamp to Oslo", label=("city", "item")),
     ]
-    encoded = encode(examples, load_tokenizer(folder, 64), "text-classification", names, multi_label=True)
-    gold = [gold_of(example, "text-classification") for example in examples]
-    assert predictions(encoded, [targets * 10 - 5 for targets in encoded.targets]) == gold
-    unknown = encode(
-        [Example("to Oslo", label=("city", "planet")), Example("to Oslo")],
-        load_tokenizer(folder, 64),
-        "text-classification",
-        names,
-        multi_label=True,
+    encoded = MULTI_LABEL_CLASSIFICATION.encode(examples, load_tokenizer(folder, 64), names)
+    gold = [TEXT_CLASSIFICATION.gold_of(example) for example in examples]
+    assert encoded.task.predictions(encoded, [targets * 10 - 5 for targets in encoded.targets]) == gold
+    unknown = MULTI_LABEL_CLASSIFICATION.encode(
+        [Example("to Oslo", label=("city", "planet")), Example("to Oslo")], load_tokenizer(folder, 64), names
     )
     assert [targets.tolist() for targets in unknown.targets] == [[[1, 0, 0]], [[IGNORED] * 3]]
     both = collate(encoded + unknown, [3, 4, 0])
     assert both.targets.tolist() == [[1, 0, 0], [IGNORED] * 3, [1, 0, 0]]
-    constant = [said[0] for said in constant_predictions(encoded)]
+    constant = [said[0] for said in encoded.task.constant_predictions(encoded)]
     assert constant == [{"city"}, {"city", "item"}, {"city", "item", "price"}]
     # Of the three labels that there are, {city} for all finds two and says one that is not there.
-    assert chance(gold, [frozenset()] * 3, constant_predictions(encoded)) == pytest.approx(2 * 2 / (3 + 3))
+    level = MICRO_F1.chance(gold, [frozenset()] * 3, encoded.task.constant_predictions(encoded))
+    assert level == pytest.approx(2 * 2 / (3 + 3))
 
 
 def test_a_logit_of_nothing_is_no_label(folder: Path) -> None:
-    encoded = encode(
-        [Example("x")], load_tokenizer(folder, 64), "text-classification", ["a", "b", "c"], multi_label=True
-    )
-    assert predictions(encoded, [np.array([[0.0, 1e-6, -1e-6]], dtype=np.float32)]) == [{"b"}]
+    encoded = MULTI_LABEL_CLASSIFICATION.encode([Example("x")], load_tokenizer(folder, 64), ["a", "b", "c"])
+    assert encoded.task.predictions(encoded, [np.array([[0.0, 1e-6, -1e-6]], dtype=np.float32)]) == [{"b"}]

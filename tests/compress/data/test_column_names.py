@@ -11,10 +11,12 @@ from compress.data.examples import Entity, Example
 from compress.data.labelled_files import read_examples
 from compress.data.row_faults import BadRows
 from compress.data.splits import read_splits
+from compress.data.task import Task
 from compress.data.texts import TextFiles, read_texts
+from compress.tasks import TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
 from serve.errors import BadInput
 
-TEXT, TOKENS = "text-classification", "token-classification"
+TEXT, TOKENS = TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
 
 
 def written(path: Path, content: str) -> Path:
@@ -30,7 +32,7 @@ def parquet(path: Path, rows: list[dict[str, object]]) -> Path:
     return path
 
 
-def fault(path: Path, columns: Columns | None = None, task: str = TEXT) -> str:
+def fault(path: Path, columns: Columns | None = None, task: Task = TEXT) -> str:
     """The one line that says what is wrong with the file."""
     with pytest.raises(BadRows) as caught:
         read_examples(path, task, columns or Columns())  # type: ignore[arg-type]
@@ -54,12 +56,12 @@ def test_columns_are_read_by_the_names_that_are_given_in_every_format(tmp_path: 
     ]
     columns = Columns(text="Text", label="Category", text_pair="Other")
     for path in files:
-        assert read_examples(path, TEXT, columns) == [Example("a", "b", label="x")], path.name
+        assert read_examples(path, TEXT_CLASSIFICATION, columns) == [Example("a", "b", label="x")], path.name
         assert read_texts(path, columns, pairs=True) == ["a", "b"], path.name
         assert list(TextFiles((path,), columns)) == ["a"], path.name
     split = datasets.Dataset.from_list([ROW, ROW])
     datasets.DatasetDict({"train": split, "test": split}).save_to_disk(str(tmp_path / "saved"))
-    assert read_splits(str(tmp_path / "saved"), TEXT, columns).test == [Example("a", "b", label="x")] * 2
+    assert read_splits(str(tmp_path / "saved"), TEXT_CLASSIFICATION, columns).test == [Example("a", "b", label="x")] * 2
 
 
 def test_columns_of_entities_words_and_tags_have_the_names_that_are_given(tmp_path: Path) -> None:
@@ -70,10 +72,10 @@ def test_columns_of_entities_words_and_tags_have_the_names_that_are_given(tmp_pa
         (spans, Columns(text="sentence", entities="spans")),
         (words, Columns(tokens="words", tags="labels")),
     ):
-        assert read_examples(written(tmp_path / "a.jsonl", json.dumps(row)), TOKENS, columns) == expected
-        assert read_examples(parquet(tmp_path / "a.parquet", [row]), TOKENS, columns) == expected
+        assert read_examples(written(tmp_path / "a.jsonl", json.dumps(row)), TOKEN_CLASSIFICATION, columns) == expected
+        assert read_examples(parquet(tmp_path / "a.parquet", [row]), TOKEN_CLASSIFICATION, columns) == expected
     conll = written(tmp_path / "a.conll", "to O\nRome B-city\n")
-    assert read_examples(conll, TOKENS, Columns(tokens="words", tags="labels")) == expected
+    assert read_examples(conll, TOKEN_CLASSIFICATION, Columns(tokens="words", tags="labels")) == expected
 
 
 def test_a_wrong_header_is_one_line_that_names_what_is_there_and_the_flags(tmp_path: Path) -> None:
@@ -86,7 +88,7 @@ def test_a_wrong_header_is_one_line_that_names_what_is_there_and_the_flags(tmp_p
     )
     assert "a.csv has no column names in its first line" in fault(written(tmp_path / "a.csv", ",,\na,b,c\n"))
     note = written(tmp_path / "a.csv", "text,label,note,note\na,x,1,2\n")
-    assert read_examples(note, TEXT) == [Example("a", label="x")]
+    assert read_examples(note, TEXT_CLASSIFICATION) == [Example("a", label="x")]
     assert "has the column text twice" in fault(written(tmp_path / "a.csv", "text,label,text\na,b,c\n"))
     assert "a.csv is a table, whose cells cannot hold tags" in fault(
         written(tmp_path / "a.csv", "text,entities\na,[]\n" * 9), task=TOKENS
@@ -100,7 +102,7 @@ def test_a_wrong_header_is_one_line_that_names_what_is_there_and_the_flags(tmp_p
 def test_rows_that_all_lack_a_field_are_told_in_one_line_with_the_flag(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", '{"sentence": "a", "label": "x"}\n' * 30)
     with pytest.raises(BadRows) as caught:
-        read_examples(path, TEXT)
+        read_examples(path, TEXT_CLASSIFICATION)
     assert len(caught.value.faults) == 30
     lines = str(caught.value).splitlines()
     assert len(lines) == 2
@@ -113,7 +115,9 @@ def test_rows_that_all_lack_a_field_are_told_in_one_line_with_the_flag(tmp_path:
 @pytest.mark.parametrize(("name", "separator"), [("a.csv", ";"), ("a.csv", "\t"), ("a.tsv", ","), ("a.tsv", ";")])
 def test_a_table_with_another_separator_is_read_by_its_header(tmp_path: Path, name: str, separator: str) -> None:
     rows = f'text{separator} label\n"to, Rome; now\t!"{separator}book\n'
-    assert read_examples(written(tmp_path / name, rows), TEXT) == [Example("to, Rome; now\t!", label="book")]
+    assert read_examples(written(tmp_path / name, rows), TEXT_CLASSIFICATION) == [
+        Example("to, Rome; now\t!", label="book")
+    ]
     assert "has the columns a, b; text and label are needed" in fault(
         written(tmp_path / name, f"a{separator}b\n1{separator}2\n")
     )
@@ -122,7 +126,9 @@ def test_a_table_with_another_separator_is_read_by_its_header(tmp_path: Path, na
 def test_a_blank_table_is_empty_and_blank_lines_before_its_header_are_none(tmp_path: Path) -> None:
     for content in ("", "\n\n"):
         assert fault(written(tmp_path / "c4.csv", content)) == "c4.csv is empty: it holds no rows"
-    assert read_examples(written(tmp_path / "a.csv", "\n\ntext,label\n\na,x\n"), TEXT) == [Example("a", label="x")]
+    assert read_examples(written(tmp_path / "a.csv", "\n\ntext,label\n\na,x\n"), TEXT_CLASSIFICATION) == [
+        Example("a", label="x")
+    ]
 
 
 @pytest.mark.parametrize("name", ["validation", "valid", "val", "dev"])
@@ -134,7 +140,7 @@ def test_validation_is_read_by_each_of_its_names(tmp_path: Path, name: str) -> N
     splits = {split: datasets.Dataset.from_list([{"text": split, "label": "x"}]) for split in ("train", name, "test")}
     datasets.DatasetDict(splits).save_to_disk(str(tmp_path / "saved"))
     for data in (tmp_path, tmp_path / "saved"):
-        found = read_splits(str(data), TEXT)
+        found = read_splits(str(data), TEXT_CLASSIFICATION)
         assert [example.text for example in found.validation] == [name]
         assert not found.held_out
 
@@ -143,7 +149,7 @@ def test_two_files_for_one_split_are_a_fault_that_names_both_of_every_split(tmp_
     for name in ("train.csv", "train.jsonl", "dev.csv", "validation.csv", "test.csv"):
         written(tmp_path / name, "text,label\na,x\n")
     with pytest.raises(BadInput) as caught:
-        read_splits(str(tmp_path), TEXT)
+        read_splits(str(tmp_path), TEXT_CLASSIFICATION)
     assert "holds train.csv and train.jsonl; train needs exactly one file. Remove the others." in str(caught.value)
     assert "holds dev.csv and validation.csv; validation needs exactly one file" in str(caught.value)
 
@@ -152,7 +158,7 @@ def test_a_revision_of_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         BadInput, match=r"--data-revision is .*, but --data .* is a local folder; only data sets of the Hub"
     ):
-        read_splits(str(tmp_path), TEXT, revision="v1")
+        read_splits(str(tmp_path), TEXT_CLASSIFICATION, revision="v1")
 
 
 def test_two_fields_cannot_be_read_from_one_column() -> None:

@@ -9,8 +9,7 @@ from compress.data.columns import USUAL
 from compress.data.labelled_files import read_examples
 from compress.data.row_faults import BadRows
 from compress.data.splits import read_splits
-
-TASK = "token-classification"
+from compress.tasks import TOKEN_CLASSIFICATION
 
 
 def read(tmp_path: Path, content: str, name: str = "train.conll") -> list[tuple[str, list[tuple[str, str]]]]:
@@ -18,7 +17,7 @@ def read(tmp_path: Path, content: str, name: str = "train.conll") -> list[tuple[
     (tmp_path / name).write_text(content, encoding="utf-8", newline="")
     return [
         (each.text, [(each.text[e.start : e.end], e.label) for e in each.entities or ()])
-        for each in read_examples(tmp_path / name, TASK)
+        for each in read_examples(tmp_path / name, TOKEN_CLASSIFICATION)
     ]
 
 
@@ -111,12 +110,18 @@ def test_columns_are_read_by_other_names_of_files_and_where_they_are_asked_about
     content = "New York\tB-city\nis\tO\n\nAna\tO\n"
     for split in ("train", "validation", "test"):
         (tmp_path / f"{split}.bio").write_text(content, encoding="utf-8")
-    assert [example.text for example in read_splits(str(tmp_path), TASK).train] == ["New York is", "Ana"]
+    assert [example.text for example in read_splits(str(tmp_path), TOKEN_CLASSIFICATION).train] == [
+        "New York is",
+        "Ana",
+    ]
     (tmp_path / "asked.txt").write_text(content, encoding="utf-8")
     for file in ("asked.txt", "test.bio"):
-        assert [each.text for each in read_asked(tmp_path / file, TASK, USUAL, "--input")] == ["New York is", "Ana"]
+        assert [each.text for each in read_asked(tmp_path / file, TOKEN_CLASSIFICATION, USUAL, "--input")] == [
+            "New York is",
+            "Ana",
+        ]
     (tmp_path / "asked.txt").write_text("two words\nmore words\n", encoding="utf-8")
-    assert [each.text for each in read_asked(tmp_path / "asked.txt", TASK, USUAL, "--input")] == [
+    assert [each.text for each in read_asked(tmp_path / "asked.txt", TOKEN_CLASSIFICATION, USUAL, "--input")] == [
         "two words",
         "more words",
     ]

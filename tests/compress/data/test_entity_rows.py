@@ -10,6 +10,7 @@ from compress.data.examples import Entity, Example
 from compress.data.labelled_files import read_examples
 from compress.data.row_faults import BadRows
 from compress.data.teacher_labels import read_teacher_labels
+from compress.tasks import TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
 
 TEXT = "🙂 Ms Kéller lives in Graz"
 OWN = {"start": 5, "end": 11, "label": "person", "text": "Kéller"}
@@ -18,7 +19,7 @@ OWN = {"start": 5, "end": 11, "label": "person", "text": "Kéller"}
 def read(folder: Path, entities: Any, text: str = TEXT) -> list[Example]:
     path = folder / "train.jsonl"
     path.write_text(json.dumps({"text": text, "entities": entities}) + "\n", encoding="utf-8")
-    return read_examples(path, "token-classification")
+    return read_examples(path, TOKEN_CLASSIFICATION)
 
 
 def test_blanks_at_the_ends_of_an_entity_are_cut_off_in_data_and_in_a_teachers_answers(tmp_path: Path) -> None:
@@ -26,7 +27,7 @@ def test_blanks_at_the_ends_of_an_entity_are_cut_off_in_data_and_in_a_teachers_a
         given = [{"start": start, "end": end, "label": "person", "score": 0.9}]
         (example,) = read(tmp_path, given)
         assert example.entities == (Entity(5, 11, "person"),)
-        (answer,) = read_teacher_labels([tmp_path / "train.jsonl"], "token-classification").answers.values()
+        (answer,) = read_teacher_labels([tmp_path / "train.jsonl"], TOKEN_CLASSIFICATION).answers.values()
         assert answer.spans == ((Entity(5, 11, "person"), 0.9),)
     with pytest.raises(BadRows, match="covers only whitespace"):
         read(tmp_path, [{"start": 4, "end": 5, "label": "person"}])
@@ -65,7 +66,7 @@ def test_the_parts_of_a_relation_are_held_to_their_own_text_too(tmp_path: Path) 
     with pytest.raises(
         BadRows, match=r"`head` at 0\.\.3 is 'Rom', but its own `text` is 'Rome'; its end looks inclusive"
     ):
-        read_examples(path, "text-classification")
+        read_examples(path, TEXT_CLASSIFICATION)
 
 
 def test_entities_as_one_object_of_lists_are_read(tmp_path: Path) -> None:

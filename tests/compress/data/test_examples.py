@@ -14,11 +14,12 @@ from compress.data.rows import example_of
 from compress.data.splits import read_splits
 from compress.data.tags import from_tags
 from compress.data.texts import read_texts, stream_texts
+from compress.tasks import TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
 from serve.errors import BadInput
 from serve.text.labels import bio_tags
 from serve.text.spans import tag_runs
 
-TOKENS, TEXT = "token-classification", "text-classification"
+TOKENS, TEXT = TOKEN_CLASSIFICATION, TEXT_CLASSIFICATION
 # The relations of Hendrickx et al. 2010 as JSON lines, where somebody has them.
 SEMEVAL = Path(os.environ.get("SEMEVAL2010_TASK8", "not given"))
 
@@ -40,14 +41,14 @@ def test_one_set_of_examples_reads_alike_from_every_format(tmp_path: Path) -> No
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
     expected = [Example('to Rome, "now"', label="book"), Example("stop\tit", label="cancel")]
     for path in (jsonl, comma, tabs, tmp_path / "a.parquet"):
-        assert read_examples(path, TEXT) == expected, path.name
+        assert read_examples(path, TEXT_CLASSIFICATION) == expected, path.name
 
 
 def test_conll_columns_become_text_with_offsets(tmp_path: Path) -> None:
     path = written(
         tmp_path, "a.conll", "-DOCSTART- X O\n\nfly VB O\nto TO O\nNew NNP B-city\nYork NNP I-city\n\nhi UH O\n"
     )
-    assert read_examples(path, TOKENS) == [
+    assert read_examples(path, TOKEN_CLASSIFICATION) == [
         Example("fly to New York", entities=(Entity(7, 15, "city"),)),
         Example("hi", entities=()),
     ]
@@ -118,14 +119,14 @@ def test_tags_are_read_as_the_server_reads_them(tags: list[str]) -> None:
 def test_a_bad_row_is_named_by_file_line_and_reason(tmp_path: Path, row: str, reason: str) -> None:
     path = written(tmp_path, "train.jsonl", '{"text": "fine", "entities": []}\n' + row + "\n")
     with pytest.raises(BadRows, match=rf"train\.jsonl, line 2: .*{reason}"):
-        read_examples(path, TOKENS)
+        read_examples(path, TOKEN_CLASSIFICATION)
 
 
 def test_all_bad_rows_of_all_files_are_told_at_once(tmp_path: Path) -> None:
     for name in ("train", "validation", "test"):
         written(tmp_path, f"{name}.jsonl", '{"text": "a", "label": ""}\n{"text": "b", "label": "x"}\n{"label": "x"}\n')
     with pytest.raises(BadRows) as caught:
-        read_splits(str(tmp_path), TEXT)
+        read_splits(str(tmp_path), TEXT_CLASSIFICATION)
     assert [(Path(f.file).name, f.line) for f in caught.value.faults] == [
         (f"{name}.jsonl", line) for name in ("train", "validation", "test") for line in (1, 3)
     ]
@@ -136,14 +137,14 @@ def test_a_csv_without_its_label_column_says_what_it_has(tmp_path: Path) -> None
     with pytest.raises(
         BadRows, match=r"csv: has the columns text, intent; text and label are needed\. Rename"
     ) as caught:
-        read_examples(path, TEXT)
+        read_examples(path, TEXT_CLASSIFICATION)
     assert len(caught.value.faults) == 1
     assert "or give --label-column intent" in str(caught.value)
 
 
 def test_a_csv_with_a_nameless_column_of_row_numbers_is_read(tmp_path: Path) -> None:
     path = written(tmp_path, "train.csv", ",text,label\n0,hello,greet\n1,bye,leave\n")
-    assert [(e.text, e.label) for e in read_examples(path, "text-classification")] == [
+    assert [(e.text, e.label) for e in read_examples(path, TEXT_CLASSIFICATION)] == [
         ("hello", "greet"),
         ("bye", "leave"),
     ]
@@ -152,19 +153,19 @@ def test_a_csv_with_a_nameless_column_of_row_numbers_is_read(tmp_path: Path) -> 
 def test_a_csv_row_whose_text_holds_an_unquoted_comma_is_a_fault_and_not_another_label(tmp_path: Path) -> None:
     path = written(tmp_path, "train.csv", "text,label\nfine,ok\nWhere is it, please,status\n")
     with pytest.raises(BadRows, match="line 3: has 3 fields, but the header has 2; quote texts"):
-        read_examples(path, TEXT)
+        read_examples(path, TEXT_CLASSIFICATION)
 
 
 def test_a_quote_that_never_closes_is_a_fault(tmp_path: Path) -> None:
     path = written(tmp_path, "train.csv", 'text,label\n"open,ok\n' + "x" * 200_000)
     with pytest.raises(BadRows, match="line 2: has a quote that is not closed before the end of the file"):
-        read_examples(path, TEXT)
+        read_examples(path, TEXT_CLASSIFICATION)
 
 
 def test_half_a_surrogate_pair_is_found_wherever_it_hides(tmp_path: Path) -> None:
     for row in ('{"text": "a", "label": "\\ud800"}', '{"text": "a", "text_pair": "\\ud800", "label": "x"}'):
         with pytest.raises(BadRows, match="half of a surrogate pair"):
-            read_examples(written(tmp_path, "train.jsonl", row), TEXT)
+            read_examples(written(tmp_path, "train.jsonl", row), TEXT_CLASSIFICATION)
 
 
 def test_unlabelled_rows_that_hold_no_text_are_faults(tmp_path: Path) -> None:
@@ -194,14 +195,16 @@ def test_lists_of_labels_read_alike_from_every_format_that_holds_lists(tmp_path:
     )
     datasets.DatasetDict({"train": split, "validation": split, "test": split}).save_to_disk(str(tmp_path / "saved"))
     expected = [Example("a", label=("x", "y")), Example("b", label=())]
-    assert read_examples(folder / "train.jsonl", TEXT) == expected
-    assert read_examples(folder / "test.parquet", TEXT) == expected
-    found = read_splits(str(tmp_path / "saved"), TEXT)
+    assert read_examples(folder / "train.jsonl", TEXT_CLASSIFICATION) == expected
+    assert read_examples(folder / "test.parquet", TEXT_CLASSIFICATION) == expected
+    found = read_splits(str(tmp_path / "saved"), TEXT_CLASSIFICATION)
     assert found.train == expected
     assert found.multi_label
-    assert found.labels(TEXT) == ("x", "y")
+    assert found.labels(TEXT_CLASSIFICATION) == ("x", "y")
     comma = written(tmp_path, "a.csv", 'text,label\na,"[""x"", ""y""]"\n')
-    assert read_examples(comma, TEXT) == [Example("a", label='["x", "y"]')]  # a cell is one label, whatever it holds
+    assert read_examples(comma, TEXT_CLASSIFICATION) == [
+        Example("a", label='["x", "y"]')
+    ]  # a cell is one label, whatever it holds
 
 
 @pytest.mark.parametrize(
@@ -217,7 +220,7 @@ def test_lists_of_labels_read_alike_from_every_format_that_holds_lists(tmp_path:
 def test_a_bad_list_of_labels_is_a_fault(tmp_path: Path, label: str, reason: str) -> None:
     path = written(tmp_path, "train.jsonl", f'{{"text": "a", "label": []}}\n{{"text": "a", "label": {label}}}\n')
     with pytest.raises(BadRows, match=rf"train\.jsonl, line 2: {reason}"):
-        read_examples(path, TEXT)
+        read_examples(path, TEXT_CLASSIFICATION)
 
 
 def test_rows_with_one_label_among_rows_with_lists_are_faults_in_whichever_file_they_stand(tmp_path: Path) -> None:
@@ -227,12 +230,12 @@ def test_rows_with_one_label_among_rows_with_lists_are_faults_in_whichever_file_
     written(tmp_path, "validation.jsonl", listed)
     written(tmp_path, "test.jsonl", single)
     with pytest.raises(BadRows, match="one string, but in 5 other rows `label` is a list; give all rows") as caught:
-        read_splits(str(tmp_path), TEXT)
+        read_splits(str(tmp_path), TEXT_CLASSIFICATION)
     assert [(Path(f.file).name, f.line) for f in caught.value.faults] == [("train.jsonl", 4), ("test.jsonl", 1)]
     with pytest.raises(BadRows, match="but in 1 other row "):
-        read_examples(written(tmp_path, "two.jsonl", listed + single), TEXT)
+        read_examples(written(tmp_path, "two.jsonl", listed + single), TEXT_CLASSIFICATION)
     with pytest.raises(BadRows, match=r"line 1: `label` is a list, but in 2 other rows one string"):
-        read_examples(written(tmp_path, "train.jsonl", listed + single * 2), TEXT)
+        read_examples(written(tmp_path, "train.jsonl", listed + single * 2), TEXT_CLASSIFICATION)
 
 
 def test_the_order_of_a_list_of_labels_says_nothing_and_its_labels_do() -> None:
@@ -256,7 +259,7 @@ def test_the_order_of_a_list_of_labels_says_nothing_and_its_labels_do() -> None:
 )
 def test_a_file_that_cannot_be_read_says_why(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        read_examples(written(tmp_path, name, content), TEXT)
+        read_examples(written(tmp_path, name, content), TEXT_CLASSIFICATION)
 
 
 def test_files_that_are_not_utf8_are_named_together_each_with_its_line_and_other_faults(tmp_path: Path) -> None:
@@ -266,7 +269,7 @@ def test_files_that_are_not_utf8_are_named_together_each_with_its_line_and_other
     written(tmp_path, "validation.csv", "text,label\na,x\nKöln,x\n".encode("latin-1"))
     written(tmp_path, "test.jsonl", latin.encode("latin-1"))
     with pytest.raises(BadRows, match=r"4 faults(?s:.*)line 3: is not UTF-8 text \(byte 54 of the file\)") as caught:
-        read_splits(str(tmp_path), TEXT)
+        read_splits(str(tmp_path), TEXT_CLASSIFICATION)
     places = [(Path(f.file).name, f.line) for f in caught.value.faults]
     assert places == [("train.jsonl", 1), ("train.jsonl", 3), ("validation.csv", 3), ("test.jsonl", 1)]
 
@@ -274,14 +277,14 @@ def test_files_that_are_not_utf8_are_named_together_each_with_its_line_and_other
 def test_a_folder_without_a_test_split_says_what_it_found(tmp_path: Path) -> None:
     written(tmp_path, "train.jsonl", '{"text": "a", "label": "x"}\n')
     with pytest.raises(BadInput, match=r"has no test split \(found: train\)"):
-        read_splits(str(tmp_path), TEXT)
+        read_splits(str(tmp_path), TEXT_CLASSIFICATION)
 
 
 def test_without_validation_a_tenth_of_train_is_held_out_the_same_each_time(tmp_path: Path) -> None:
     rows = "".join(json.dumps({"text": f"t{i}", "label": "x"}) + "\n" for i in range(50))
     written(tmp_path, "train.jsonl", rows)
     written(tmp_path, "test.jsonl", rows)
-    first, second = read_splits(str(tmp_path), TEXT), read_splits(str(tmp_path), TEXT)
+    first, second = read_splits(str(tmp_path), TEXT_CLASSIFICATION), read_splits(str(tmp_path), TEXT_CLASSIFICATION)
     assert first.held_out
     assert len(first.validation) == 5
     assert first.validation == second.validation
@@ -300,13 +303,13 @@ def test_a_dataset_saved_by_datasets_reads_with_its_class_names(tmp_path: Path) 
     rows = {"tokens": [["to", "Rome"]], "ner_tags": [[0, 1]]}
     split = datasets.Dataset.from_dict(rows, features=features)
     datasets.DatasetDict({"train": split, "validation": split, "test": split}).save_to_disk(str(tmp_path / "saved"))
-    found = read_splits(str(tmp_path / "saved"), TOKENS)
+    found = read_splits(str(tmp_path / "saved"), TOKEN_CLASSIFICATION)
     assert found.train == [Example("to Rome", entities=(Entity(3, 7, "city"),))]
 
 
 def test_a_name_that_nobody_knows_says_what_to_give() -> None:
     with pytest.raises(BadInput, match="neither a local folder nor a data set that can be read from the Hub"):
-        read_splits("absent", TEXT)
+        read_splits("absent", TEXT_CLASSIFICATION)
 
 
 def test_plain_text_is_one_document_a_line(tmp_path: Path) -> None:
@@ -382,14 +385,14 @@ def test_head_and_tail_are_marked_in_what_is_read_whichever_stands_first(tmp_pat
     touching = {"text": "ab", "head": {"start": 1, "end": 2}, "tail": {"start": 0, "end": 1}, "label": ["x"]}
     jsonl = written(tmp_path, "a.jsonl", "\n".join(map(json.dumps, [RELATION, turned])))
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([RELATION, turned]), tmp_path / "a.parquet")
-    found = read_examples(jsonl, TEXT)
-    assert found == read_examples(tmp_path / "a.parquet", TEXT)
+    found = read_examples(jsonl, TEXT_CLASSIFICATION)
+    assert found == read_examples(tmp_path / "a.parquet", TEXT_CLASSIFICATION)
     assert [example.text_or_pair for example in found] == [
         "[E1] Rome [/E1] is in [E2] Italy [/E2]",
         "[E2] Rome [/E2] is in [E1] Italy [/E1]",
     ]
     assert [example.text for example in found] == ["Rome is in Italy"] * 2
-    assert example_of(touching, TEXT).text_read == "[E2] a [/E2][E1] b [/E1]"
+    assert example_of(touching, TEXT_CLASSIFICATION).text_read == "[E2] a [/E2][E1] b [/E1]"
     assert len({examples_fingerprint([example]) for example in (*found, Example("Rome is in Italy", label="in"))}) == 3
 
 
@@ -414,20 +417,22 @@ def test_a_bad_relation_is_named_by_file_line_and_reason(
 ) -> None:
     rows = [RELATION, RELATION | changes, RELATION]
     with pytest.raises(BadRows, match=rf"train\.jsonl, line 2: {reason}") as caught:
-        read_examples(written(tmp_path, "train.jsonl", "\n".join(map(json.dumps, rows))), TEXT)
+        read_examples(written(tmp_path, "train.jsonl", "\n".join(map(json.dumps, rows))), TEXT_CLASSIFICATION)
     assert len(caught.value.faults) == 1
 
 
 def test_a_lone_field_called_head_is_no_relation(tmp_path: Path) -> None:
-    assert read_examples(written(tmp_path, "a.csv", "text,label,head\na,x,1\n"), TEXT) == [Example("a", label="x")]
+    assert read_examples(written(tmp_path, "a.csv", "text,label,head\na,x,1\n"), TEXT_CLASSIFICATION) == [
+        Example("a", label="x")
+    ]
 
 
 @pytest.mark.skipif(not SEMEVAL.is_dir(), reason="SEMEVAL2010_TASK8 names no folder of it")
 def test_semeval_reads_whole_with_eighteen_directed_relations_and_other() -> None:
-    splits = read_splits(str(SEMEVAL), TEXT)
+    splits = read_splits(str(SEMEVAL), TEXT_CLASSIFICATION)
     assert (len(splits.train), len(splits.validation), len(splits.test)) == (7_200, 800, 2_717)
     assert splits.relations
     assert not splits.multi_label
-    labels = splits.labels(TEXT)
+    labels = splits.labels(TEXT_CLASSIFICATION)
     assert (len(labels), labels[0], "Other" in labels) == (19, "Cause-Effect(e1,e2)", True)
     assert all(example.text_read.replace("[E1] ", "").count("[E1]") == 0 for example in splits.test)

@@ -15,8 +15,9 @@ from compress.data.labelled_files import read_examples
 from compress.data.row_faults import BadRows
 from compress.data.splits import read_splits
 from compress.data.texts import read_texts
+from compress.tasks import TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
 
-TEXT, TOKENS = "text-classification", "token-classification"
+TEXT, TOKENS = TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
 
 
 def written(path: Path, content: str) -> Path:
@@ -34,7 +35,7 @@ def test_a_json_file_holds_an_array_or_one_object_a_line(tmp_path: Path) -> None
         "\n".join(map(json.dumps, rows)),
     ):
         path = written(tmp_path / "train.json", content)
-        assert read_examples(path, TEXT) == expected, content
+        assert read_examples(path, TEXT_CLASSIFICATION) == expected, content
         assert read_texts(path) == ["a [1]\nb", "c"]
 
 
@@ -55,7 +56,7 @@ def test_a_bad_array_is_named_by_file_line_and_reason(
     tmp_path: Path, content: str, line: int | None, reason: str
 ) -> None:
     with pytest.raises(BadRows) as caught:
-        read_examples(written(tmp_path / "train.json", content), TEXT)
+        read_examples(written(tmp_path / "train.json", content), TEXT_CLASSIFICATION)
     ((at, said),) = [(fault.line, fault.reason) for fault in caught.value.faults]
     assert at == line
     assert reason in said
@@ -77,15 +78,15 @@ def test_class_numbers_in_parquet_of_the_hub_become_names(tmp_path: Path) -> Non
         {"tokens": datasets.Sequence(datasets.Value("string")), "ner_tags": datasets.Sequence(names)}
     )
     path = parquet_of(tmp_path / "a.parquet", {"tokens": [["to", "Rome"]], "ner_tags": [[0, 1]]}, words)
-    assert read_examples(path, TOKENS) == [Example("to Rome", entities=(Entity(3, 7, "city"),))]
+    assert read_examples(path, TOKEN_CLASSIFICATION) == [Example("to Rome", entities=(Entity(3, 7, "city"),))]
     classes = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
     path = parquet_of(tmp_path / "b.parquet", {"text": ["a", "b", "c"], "label": [1, 0, -1]}, classes)
     with pytest.raises(
         BadRows, match=r"b\.parquet, line 3: `label` holds the class number -1, which has no name; only 0 to 1"
     ):
-        read_examples(path, TEXT)
+        read_examples(path, TEXT_CLASSIFICATION)
     path = parquet_of(path, {"text": ["a", "b"], "label": [1, 0]}, classes)
-    assert [example.label for example in read_examples(path, TEXT)] == ["yes", "no"]
+    assert [example.label for example in read_examples(path, TEXT_CLASSIFICATION)] == ["yes", "no"]
 
 
 def test_class_numbers_within_objects_and_lists_become_names(tmp_path: Path) -> None:
@@ -98,16 +99,16 @@ def test_class_numbers_within_objects_and_lists_become_names(tmp_path: Path) -> 
     for kind, entities in ((datasets.Sequence(fields), lists), ([fields], objects)):
         features = datasets.Features({"text": datasets.Value("string"), "entities": kind})
         path = parquet_of(tmp_path / "a.parquet", {"text": ["Ann in Graz"], "entities": [entities]}, features)
-        (example,) = read_examples(path, TOKENS)
+        (example,) = read_examples(path, TOKEN_CLASSIFICATION)
         assert example.entities == (Entity(0, 3, "per"), Entity(7, 11, "loc"))
         split = datasets.Dataset.from_parquet(str(path), cache_dir=str(tmp_path / "cache"))
         datasets.DatasetDict(dict.fromkeys(("train", "dev", "test"), split)).save_to_disk(str(tmp_path / "saved"))
-        assert read_splits(str(tmp_path / "saved"), TOKENS).test == [example]
+        assert read_splits(str(tmp_path / "saved"), TOKEN_CLASSIFICATION).test == [example]
         shutil.rmtree(tmp_path / "saved")
     objects[0]["label"] = -1
     path = parquet_of(tmp_path / "a.parquet", {"text": ["Ann in Graz"], "entities": [objects]}, features)
     with pytest.raises(BadRows, match="`label` holds the class number -1, which has no name"):
-        read_examples(path, TOKENS)
+        read_examples(path, TOKEN_CLASSIFICATION)
 
 
 def test_what_else_stands_in_a_parquet_file_of_the_hub_is_passed_over(tmp_path: Path) -> None:
@@ -116,7 +117,7 @@ def test_what_else_stands_in_a_parquet_file_of_the_hub_is_passed_over(tmp_path: 
 
     table = pyarrow.table({"text": ["a"], "label": ["no"]}).replace_schema_metadata({"huggingface": "[1]"})
     parquet.write_table(table, tmp_path / "a.parquet")
-    assert [example.label for example in read_examples(tmp_path / "a.parquet", TEXT)] == ["no"]
+    assert [example.label for example in read_examples(tmp_path / "a.parquet", TEXT_CLASSIFICATION)] == ["no"]
 
 
 def test_a_class_number_without_a_name_in_a_saved_data_set_is_a_fault_of_its_row(tmp_path: Path) -> None:
@@ -126,13 +127,13 @@ def test_a_class_number_without_a_name_in_a_saved_data_set_is_a_fault_of_its_row
     split = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [1, -1]}, features=classes)
     datasets.DatasetDict({"train": split, "test": split}).save_to_disk(str(tmp_path / "saved"))
     with pytest.raises(BadRows, match=r"saved \(train\), line 2: `label` holds the class number -1, which has no name"):
-        read_splits(str(tmp_path / "saved"), TEXT)
+        read_splits(str(tmp_path / "saved"), TEXT_CLASSIFICATION)
 
 
 def test_numbers_for_labels_are_a_fault_that_asks_for_names(tmp_path: Path) -> None:
     path = written(tmp_path / "train.jsonl", '{"text": "a", "label": 3}\n{"text": "a", "label": [3]}\n')
     with pytest.raises(BadRows, match=r"lines 1, 2: `label` holds a number, .* write the label as a string"):
-        read_examples(path, TEXT)
+        read_examples(path, TEXT_CLASSIFICATION)
 
 
 def of_one_text(path: Path, text: str) -> Path:
@@ -166,7 +167,7 @@ def test_one_text_has_as_many_characters_at_most_in_every_format(tmp_path: Path,
     def read(path: Path) -> list[str]:
         if suffix == ".txt":
             return read_texts(path)
-        return [e.text for e in read_examples(path, TOKENS if suffix == ".conll" else TEXT)]  # type: ignore[arg-type]
+        return [e.text for e in read_examples(path, TOKENS if suffix == ".conll" else TEXT)]
 
     path = tmp_path / f"a{suffix}"
     assert len(read(of_one_text(path, "x" * MOST_CHARACTERS))[1]) == MOST_CHARACTERS
@@ -197,34 +198,34 @@ def test_an_array_on_one_line_is_read_up_to_a_limit_of_its_own(tmp_path: Path, m
     rows = [{"text": f"text {i}", "label": "x"} for i in range(50)]
     array, laid_out = json.dumps(rows), json.dumps(rows, indent=1)
     for content in (array, "\ufeff \n\t" + array, " " * 70_000 + array):
-        assert len(read_examples(written(tmp_path / "train.json", content), TEXT)) == 50
+        assert len(read_examples(written(tmp_path / "train.json", content), TEXT_CLASSIFICATION)) == 50
     monkeypatch.setattr(file_formats, "MOST_ARRAY_BYTES", 1000)
     for content in (array, laid_out):
         with pytest.raises(BadRows) as caught:
-            read_examples(written(tmp_path / "train.json", content), TEXT)
+            read_examples(written(tmp_path / "train.json", content), TEXT_CLASSIFICATION)
         (fault,) = caught.value.faults
         assert fault.reason == (
             "is an array of over 1,000 bytes, the most that are held; give JSON lines, which may have any size: "
             "jq -c '.[]' train.json > train.jsonl"
         )
     with pytest.raises(BadRows, match=r"line 1: is longer than"):
-        read_examples(written(tmp_path / "train.json", json.dumps(rows[0] | {"more": "x" * 2000})), TEXT)
+        read_examples(written(tmp_path / "train.json", json.dumps(rows[0] | {"more": "x" * 2000})), TEXT_CLASSIFICATION)
 
 
 def test_an_open_quote_is_named_by_the_line_on_which_it_opens(tmp_path: Path) -> None:
     for content, line in (('text,label\na,x\nb,"x\nc,x\nd,x\n', 3), ('text,label\n"a\nb",x\n"c,x\nd,x\n', 4)):
         with pytest.raises(BadRows) as caught:
-            read_examples(written(tmp_path / "a.csv", content), TEXT)
+            read_examples(written(tmp_path / "a.csv", content), TEXT_CLASSIFICATION)
         assert [fault.line for fault in caught.value.faults] == [line]
         assert "has a quote that is not closed before the end of the file" in str(caught.value)
-    rows = read_examples(written(tmp_path / "a.csv", 'label,text\nx,"a\nb"\nx,"c\n"\n'), TEXT)
+    rows = read_examples(written(tmp_path / "a.csv", 'label,text\nx,"a\nb"\nx,"c\n"\n'), TEXT_CLASSIFICATION)
     assert [row.text for row in rows] == ["a\nb", "c\n"]
 
 
 def test_a_row_after_one_of_several_lines_is_named_by_its_own(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", 'text,label\n"a\nb",x\n\nshort\nlong,x,y\n"c\nd",\n')
     with pytest.raises(BadRows) as caught:
-        read_examples(path, TEXT)
+        read_examples(path, TEXT_CLASSIFICATION)
     assert [(fault.line, fault.reason[:38]) for fault in caught.value.faults] == [
         (5, "has 1 field, but the header has 2"),
         (6, "has 3 fields, but the header has 2; qu"),
@@ -236,6 +237,6 @@ def test_faults_of_a_file_that_is_given_up_are_told_with_those_of_the_others(tmp
     written(tmp_path / "train.jsonl", '{"words": "x"}\n' * 3_000)
     written(tmp_path / "test.jsonl", '{"text": "a", "label": ""}\n')
     with pytest.raises(BadRows) as caught:
-        read_splits(str(tmp_path), TEXT)
+        read_splits(str(tmp_path), TEXT_CLASSIFICATION)
     assert "train.jsonl: was read only up to line 1000, which has fault number 1,000" in str(caught.value)
     assert "test.jsonl, line 1: `label` holds ''" in str(caught.value)

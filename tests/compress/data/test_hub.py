@@ -186,7 +186,8 @@ def test_what_looks_like_a_path_is_never_asked_for(tmp_path: Path, monkeypatch: 
 READ = """
 import sys
 from compress.data.splits import read_splits
-splits = read_splits("some/messages", "token-classification", revision=sys.argv[1])
+from compress.tasks import TOKEN_CLASSIFICATION
+splits = read_splits("some/messages", TOKEN_CLASSIFICATION, revision=sys.argv[1])
 print(len(splits.train), splits.held_out)
 """
 

@@ -9,16 +9,15 @@ import pytest
 from small_task import make_tokenizer
 from tokenizers import Tokenizer
 
-from compress.data.encoded import encode
 from compress.data.examples import Example, examples_fingerprint
 from compress.data.labelled_files import read_examples
 from compress.data.row_faults import BadRows
 from compress.data.splits import read_splits
+from compress.tasks import QUESTION_ANSWERING
 from serve.text.labels import SPAN_ENDS
 from serve.text.questions import QuestionRow
 from serve.text.tokenizer import load_tokenizer
 
-TASK = "question-answering"
 CONTEXT = "the kettle is sent to Oslo"
 OSLO = {"text": "Oslo", "answer_start": 22}
 EXPECTED = [
@@ -55,7 +54,7 @@ def test_every_form_of_a_file_gives_the_same_questions(tmp_path: Path) -> None:
         files[-1].write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     (tmp_path / "lines.json").write_text(files[-1].read_text(encoding="utf-8"), encoding="utf-8")
     for file in [*files, tmp_path / "lines.json"]:
-        assert read_examples(file, TASK) == EXPECTED, file.name
+        assert read_examples(file, QUESTION_ANSWERING) == EXPECTED, file.name
     assert EXPECTED[0].answer_texts == ("Oslo",)
     assert examples_fingerprint(EXPECTED) != examples_fingerprint(
         [EXPECTED[0], Example("why", CONTEXT, answers=((0, 3),))]
@@ -94,7 +93,7 @@ def test_a_bad_row_is_named_by_file_line_and_reason(tmp_path: Path, row: dict[st
         json.dumps({"question": "a", "context": "b", "answers": []}) + "\n" + json.dumps(row), encoding="utf-8"
     )
     with pytest.raises(BadRows) as raised:
-        read_examples(file, TASK)
+        read_examples(file, QUESTION_ANSWERING)
     assert "bad.jsonl, line 2: " in str(raised.value)
     assert reason in str(raised.value)
 
@@ -109,7 +108,7 @@ def test_files_that_cannot_hold_questions_say_why(tmp_path: Path) -> None:
         ("unanswered.json", "has no `answers`"),
     ):
         with pytest.raises(BadRows, match=reason):
-            read_examples(tmp_path / name, TASK)
+            read_examples(tmp_path / name, QUESTION_ANSWERING)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +126,7 @@ def test_each_window_has_its_own_target_and_one_without_the_answer_has_none(toke
         Example("where is it", "the lamp is late", answers=()),
         Example("where is it", "the lamp is late", answers=None),
     ]
-    encoded = encode(examples, tokenizer, TASK, SPAN_ENDS)
+    encoded = QUESTION_ANSWERING.encode(examples, tokenizer, SPAN_ENDS)
     assert tokenizer.truncation
     assert encoded.owners is not None
     assert encoded.owners.tolist() == sorted(encoded.owners.tolist())
@@ -164,9 +163,9 @@ def test_questions_about_one_context_are_held_out_together(tmp_path: Path) -> No
     ]
     for name in ("train", "test"):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    splits = read_splits(str(tmp_path), TASK)
+    splits = read_splits(str(tmp_path), QUESTION_ANSWERING)
     assert splits.held_out
     held = {example.text_pair for example in splits.validation}
     assert (len(held), len(splits.validation), len(splits.train)) == (3, 9, 81)
     assert not held & {example.text_pair for example in splits.train}
-    assert held != {example.text_pair for example in read_splits(str(tmp_path), TASK, seed=1).validation}
+    assert held != {example.text_pair for example in read_splits(str(tmp_path), QUESTION_ANSWERING, seed=1).validation}

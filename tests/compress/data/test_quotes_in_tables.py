@@ -7,13 +7,14 @@ import pytest
 
 from compress.data.labelled_files import read_examples
 from compress.data.row_faults import BadRows
+from compress.tasks import TEXT_CLASSIFICATION
 from stillroom.commands.annotate.reader import InputFile
 
 
 def trained_on(path: Path) -> tuple[list[str], list[tuple[Any, str]]]:
     """The texts of the file, or where it has faults their lines and reasons."""
     try:
-        return [example.text for example in read_examples(path, "text-classification")], []
+        return [example.text for example in read_examples(path, TEXT_CLASSIFICATION)], []
     except BadRows as error:
         return [], [(fault.line, fault.reason) for fault in error.faults]
 

@@ -13,9 +13,9 @@ from compress.data.labelled_files import read_examples
 from compress.data.row_faults import BadRows
 from compress.data.splits import read_splits
 from compress.data.texts import read_texts
+from compress.tasks import TEXT_CLASSIFICATION
 from serve.errors import BadInput
 
-TEXT = "text-classification"
 ROWS = [{"text": f"text {i}", "label": "ab"[i % 2]} for i in range(4)]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
 TABLE = "text,label\n" + "".join(f"{row['text']},{row['label']}\n" for row in ROWS)
@@ -30,7 +30,7 @@ def folder_of(path: Path, files: dict[str, str]) -> Path:
 
 
 def texts_of(path: Path) -> tuple[int, int, int]:
-    splits = read_splits(str(path), TEXT)
+    splits = read_splits(str(path), TEXT_CLASSIFICATION)
     return len(splits.train), len(splits.validation), len(splits.test)
 
 
@@ -41,7 +41,9 @@ def test_a_file_is_read_whatever_the_case_of_its_name_and_packed_or_not(tmp_path
         for file in (train, test):
             data = gzip.compress(content.encode()) if file.lower().endswith(".gz") else content.encode()
             (tmp_path / file).write_bytes(data)
-            assert [example.text for example in read_examples(tmp_path / file, TEXT)] == [row["text"] for row in ROWS]
+            assert [example.text for example in read_examples(tmp_path / file, TEXT_CLASSIFICATION)] == [
+                row["text"] for row in ROWS
+            ]
             assert len(read_texts(tmp_path / file)) == 4
         assert texts_of(tmp_path) == (3, 1, 4)
         for file in (train, test):
@@ -52,7 +54,7 @@ def test_a_packed_array_over_the_limit_is_refused(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("compress.data.file_formats.MOST_ARRAY_BYTES", 1000)
     (tmp_path / "a.json.gz").write_bytes(gzip.compress(json.dumps(ROWS * 100).encode()))
     with pytest.raises(BadRows, match="is an array of over 1,000 bytes"):
-        read_examples(tmp_path / "a.json.gz", TEXT)
+        read_examples(tmp_path / "a.json.gz", TEXT_CLASSIFICATION)
 
 
 def test_the_parts_of_a_split_are_read_together_and_a_missing_one_is_told(tmp_path: Path) -> None:
@@ -61,18 +63,18 @@ def test_the_parts_of_a_split_are_read_together_and_a_missing_one_is_told(tmp_pa
     assert texts_of(folder) == (8, 4, 4)
     (folder / "train-00001-of-00002.jsonl").write_text('{"text": "a"}\n')
     with pytest.raises(BadRows, match=r"train-00001-of-00002\.jsonl, line 1: has no `label`"):
-        read_splits(str(folder), TEXT)
+        read_splits(str(folder), TEXT_CLASSIFICATION)
     (folder / "train-00001-of-00002.jsonl").unlink()
     with pytest.raises(BadInput, match=r"holds train-00000-of-00002\.jsonl, and by these names train has 2 parts"):
-        read_splits(str(folder), TEXT)
+        read_splits(str(folder), TEXT_CLASSIFICATION)
     for other in ("train-00000-of-00002.csv", "train-00001-of-00003.jsonl"):
         (folder / other).write_text(TABLE)
         with pytest.raises(BadInput, match="by these names train has 2 parts"):
-            read_splits(str(folder), TEXT)
+            read_splits(str(folder), TEXT_CLASSIFICATION)
         (folder / other).unlink()
     (folder / "train.csv").write_text(TABLE)
     with pytest.raises(BadInput, match=r"holds train\.csv and train-00000-of-00002\.jsonl; train needs exactly one"):
-        read_splits(str(folder), TEXT)
+        read_splits(str(folder), TEXT_CLASSIFICATION)
 
 
 def test_a_folder_for_each_split_holds_its_files(tmp_path: Path) -> None:
@@ -91,7 +93,7 @@ def test_a_part_that_is_missing_in_the_folder_of_a_split_is_named(tmp_path: Path
     assert texts_of(folder) == (18, 2, 4)
     (folder / "train" / "data-00002-of-00004.jsonl").unlink()
     with pytest.raises(BadInput, match=r"train/data has 4 parts\. Add data-00002-of-00004"):
-        read_splits(str(folder), TEXT)
+        read_splits(str(folder), TEXT_CLASSIFICATION)
 
 
 @pytest.mark.parametrize("other", ["data.csv", "data-00000-of-00001.jsonl"])
@@ -100,7 +102,7 @@ def test_two_files_of_one_name_in_the_folder_of_a_split_are_refused(tmp_path: Pa
     with pytest.raises(
         BadInput, match=r"train holds data\S+ and data\S+; train/data needs exactly one file"
     ) as refused:
-        read_splits(str(folder), TEXT)
+        read_splits(str(folder), TEXT_CLASSIFICATION)
     assert other in refused.value.message
 
 
@@ -118,7 +120,7 @@ def test_a_file_is_read_rather_than_its_packed_copy_with_a_line(tmp_path: Path) 
         folder = folder_of(tmp_path / name, {train: LINES, test: TABLE})
         (folder / f"{train}.gz").write_bytes(gzip.compress(LINES.encode() * 2))
         assert texts_of(folder) == (3, 1, 4)
-        (note,) = read_splits(str(folder), TEXT).notes
+        (note,) = read_splits(str(folder), TEXT_CLASSIFICATION).notes
         assert f"{train}.gz is not read, since" in note
 
 
@@ -136,7 +138,7 @@ def test_further_names_of_validation_are_read_where_there_is_no_usual_one(tmp_pa
 def test_what_a_folder_without_a_split_holds_is_named(tmp_path: Path, name: str) -> None:
     folder = folder_of(tmp_path, {name: LINES, "test.jsonl": LINES})
     with pytest.raises(BadInput) as refused:
-        read_splits(str(folder), TEXT)
+        read_splits(str(folder), TEXT_CLASSIFICATION)
     assert "has no train split (found: test). Add a file train.jsonl" in refused.value.message
     assert f"It holds {name.split('/', maxsplit=1)[0]}" in refused.value.message
     assert "test.jsonl" not in refused.value.message
@@ -153,10 +155,10 @@ def test_data_sets_that_datasets_saved_one_by_one_are_read_and_one_alone_is_told
     with pytest.raises(
         BadInput, match=r"one data set that `datasets` saved with save_to_disk, without splits\. Divide it"
     ):
-        read_splits(str(tmp_path / "saved" / "train"), TEXT)
+        read_splits(str(tmp_path / "saved" / "train"), TEXT_CLASSIFICATION)
     shutil.rmtree(tmp_path / "saved" / "test")
     with pytest.raises(BadInput, match=r"\(found: train, validation\)\. It has .*validation_matched.*; give one that"):
-        read_splits(str(tmp_path / "saved"), TEXT)
+        read_splits(str(tmp_path / "saved"), TEXT_CLASSIFICATION)
 
 
 def test_rows_that_were_rejected_or_ignored_are_left_out_with_a_line(tmp_path: Path) -> None:
@@ -164,7 +166,7 @@ def test_rows_that_were_rejected_or_ignored_are_left_out_with_a_line(tmp_path: P
     rows = [row | {"answer": verdict} for row, verdict in zip(ROWS, verdicts, strict=True)]
     content = "".join(json.dumps(row) + "\n" for row in rows)
     folder = folder_of(tmp_path, {"train.jsonl": content * 2, "test.jsonl": LINES})
-    splits = read_splits(str(folder), TEXT)
+    splits = read_splits(str(folder), TEXT_CLASSIFICATION)
     assert len(splits.train) + len(splits.validation) == 4
     (note,) = splits.notes
     assert "4 rows of" in note
@@ -173,8 +175,8 @@ def test_rows_that_were_rejected_or_ignored_are_left_out_with_a_line(tmp_path: P
     with pytest.raises(
         BadRows, match=r"none\.jsonl: holds no other rows: 1 row of .* was left out: `answer` is reject"
     ):
-        read_examples(tmp_path / "none.jsonl", TEXT)
+        read_examples(tmp_path / "none.jsonl", TEXT_CLASSIFICATION)
     # A column that is read is no verdict.
     labelled = Columns(label="answer")
     (tmp_path / "own.jsonl").write_text('{"text": "a", "answer": "reject"}\n')
-    assert read_examples(tmp_path / "own.jsonl", TEXT, labelled)[0].label == "reject"
+    assert read_examples(tmp_path / "own.jsonl", TEXT_CLASSIFICATION, labelled)[0].label == "reject"

@@ -9,8 +9,7 @@ from compress.data.examples import Entity
 from compress.data.labelled_files import read_examples
 from compress.data.row_faults import BadRows
 from compress.data.splits import read_splits
-
-TASK = "token-classification"
+from compress.tasks import TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
 
 
 def rows(path: Path, *tags: str) -> Path:
@@ -23,7 +22,7 @@ def rows(path: Path, *tags: str) -> Path:
 def faults(path: Path) -> list[tuple[int | None, str]]:
     """Line and reason of each fault of the file."""
     with pytest.raises(BadRows) as caught:
-        read_examples(path, TASK)
+        read_examples(path, TOKEN_CLASSIFICATION)
     assert all(fault.file == str(path) for fault in caught.value.faults)
     return [(fault.line, fault.reason) for fault in caught.value.faults]
 
@@ -59,7 +58,7 @@ def test_a_tag_without_a_prefix_is_found_in_whichever_split_it_stands(tmp_path: 
     with pytest.raises(
         BadRows, match=r"validation\.jsonl, line 1: has the tag 'B_city' without a prefix, but in 5 other rows"
     ) as caught:
-        read_splits(str(tmp_path), TASK)
+        read_splits(str(tmp_path), TOKEN_CLASSIFICATION)
     assert len(caught.value.faults) == 1
 
 
@@ -75,7 +74,7 @@ def test_a_tag_without_a_prefix_is_found_in_whichever_split_it_stands(tmp_path: 
 def test_labels_are_names_where_some_have_no_prefix_and_no_two_prefixes_stand_before_one(
     tmp_path: Path, tags: tuple[str, ...]
 ) -> None:
-    read = read_examples(rows(tmp_path / "train.jsonl", *tags), TASK)
+    read = read_examples(rows(tmp_path / "train.jsonl", *tags), TOKEN_CLASSIFICATION)
     assert {entity.label for each in read for entity in each.entities or ()} == {*" ".join(tags).split()} - {"O"}
     assert all(len(each.entities or ()) == len({*row.split()} - {"O"}) for each, row in zip(read, tags, strict=True))
 
@@ -83,7 +82,7 @@ def test_labels_are_names_where_some_have_no_prefix_and_no_two_prefixes_stand_be
 def test_labels_are_named_by_the_tags_of_all_splits(tmp_path: Path) -> None:
     for name in ("train", "validation", "test"):
         rows(tmp_path / f"{name}.jsonl", "NAME O" if name == "test" else "O L-SHAPE", "O S-BAHN")
-    assert read_splits(str(tmp_path), TASK).labels(TASK) == ("L-SHAPE", "S-BAHN")
+    assert read_splits(str(tmp_path), TOKEN_CLASSIFICATION).labels(TOKEN_CLASSIFICATION) == ("L-SHAPE", "S-BAHN")
 
 
 def test_a_prefix_that_fewer_labels_have_is_a_fault_if_it_stands_in_a_scheme(tmp_path: Path) -> None:
@@ -136,8 +135,8 @@ def test_of_rows_in_two_schemes_the_fewer_are_faults(tmp_path: Path) -> None:
 
 def test_what_is_in_a_scheme_or_readable_in_one_way_stays_as_it_was_read(tmp_path: Path) -> None:
     for tags in (["B-x I-x L-x U-y O"], ["I-x E-x O E-x"], ["O T-cell", "cell-line O"], ["I-x O I-x"]):
-        assert len(read_examples(rows(tmp_path / "a.jsonl", *tags), TASK)) == len(tags)
-    (read,) = read_examples(rows(tmp_path / "a.jsonl", "B-x I-y"), TASK)
+        assert len(read_examples(rows(tmp_path / "a.jsonl", *tags), TOKEN_CLASSIFICATION)) == len(tags)
+    (read,) = read_examples(rows(tmp_path / "a.jsonl", "B-x I-y"), TOKEN_CLASSIFICATION)
     assert read.entities == (Entity(0, 1, "x"), Entity(2, 3, "y"))
 
 
@@ -149,13 +148,13 @@ def test_a_tag_or_a_label_with_space_around_it_is_a_fault(tmp_path: Path) -> Non
     assert faults(path) == [(1, "`label` holds ' x', which begins or ends with space; remove the space")]
     path.write_text('{"text": "a", "label": "x"}\n{"text": "b", "label": ["x "]}\n', encoding="utf-8")
     with pytest.raises(BadRows, match=r"train\.jsonl, line 2: `label` holds 'x ', which begins or ends with space"):
-        read_examples(path, "text-classification")
+        read_examples(path, TEXT_CLASSIFICATION)
 
 
 def test_numbers_for_tags_are_a_fault_that_asks_for_names(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     path.write_text('{"tokens": ["a", "b"], "ner_tags": [0, 1]}\n' * 3, encoding="utf-8")
     with pytest.raises(BadRows) as caught:
-        read_examples(path, TASK)
+        read_examples(path, TOKEN_CLASSIFICATION)
     assert "train.jsonl, lines 1, 2, 3: `ner_tags` holds a number, but the file has no names" in str(caught.value)
     assert "write the label as a string" in str(caught.value)

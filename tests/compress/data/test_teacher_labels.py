@@ -15,11 +15,13 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from compress.data.carry_words import WordAnswer, carry_words
 from compress.data.columns import Columns
-from compress.data.encoded import Encoded, encode
-from compress.data.examples import Entity, Example, Task
+from compress.data.encoded import Encoded
+from compress.data.examples import Entity, Example
 from compress.data.row_faults import BadRows
+from compress.data.task import Task
 from compress.data.teacher_labels import Held, TeacherLabels, read_teacher_labels, word_logits
-from compress.evaluation.predictions import predictions, softmax
+from compress.evaluation.logits import softmax
+from compress.tasks import TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
 from serve.errors import BadInput
 from serve.text.labels import bio_tags
 from serve.text.spans import words
@@ -35,15 +37,15 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return load_tokenizer(folder, 64)
 
 
-def read(tmp_path: Path, rows: list[dict[str, Any]], task: Task = "text-classification") -> TeacherLabels:
+def read(tmp_path: Path, rows: list[dict[str, Any]], task: Task = TEXT_CLASSIFICATION) -> TeacherLabels:
     return read_teacher_labels([write_rows(tmp_path / "answers.jsonl", rows)], task)
 
 
 def probabilities(
     tokenizer: Tokenizer, teacher: TeacherLabels, texts: Sequence[Example], *, multi_label: bool = False
 ) -> list[np.ndarray | None]:
-    labels = CLASSES if teacher.task == "text-classification" else TAGS
-    encoded = encode(texts, tokenizer, teacher.task, labels, multi_label=multi_label)
+    labels = CLASSES if teacher.task == TEXT_CLASSIFICATION else TAGS
+    encoded = teacher.task.with_multi_label(multi_label).encode(texts, tokenizer, labels)
     found = teacher.logits(encoded, texts)
     if multi_label:
         return [None if logits is None else 1 / (1 + np.exp(-logits.astype(np.float64))) for logits in found]
@@ -83,7 +85,7 @@ def test_entities_give_their_words_their_score_and_the_rest_to_outside(tokenizer
     row = {"text": "lamp from new york", "entities": [
         {"start": 0, "end": 4, "label": "item"}, {"start": 10, "end": 18, "label": "city", "score": 0.75},
     ]}  # fmt: skip
-    (found,) = probabilities(tokenizer, read(tmp_path, [row], "token-classification"), [Example(row["text"])])
+    (found,) = probabilities(tokenizer, read(tmp_path, [row], TOKEN_CLASSIFICATION), [Example(row["text"])])
     assert found is not None
     by_tag = [{tag: round(float(p), 4) for tag, p in zip(TAGS, line, strict=True) if p > 1e-3} for line in found]
     assert by_tag == [{"B-item": 1}, {"O": 1}, {"B-city": 0.75, "O": 0.25}, {"I-city": 0.75, "O": 0.25}]
@@ -122,7 +124,7 @@ def test_tags_are_carried_to_other_words_by_their_characters(
 
 def test_all_of_a_words_probabilities_are_carried(tokenizer: Tokenizer, tmp_path: Path) -> None:
     row = {"text": "new-york", "words": [{"start": 0, "end": 8, "tags": {"B-city": 0.6, "I-item": 0.1, "O": 0.3}}]}
-    (found,) = probabilities(tokenizer, read(tmp_path, [row], "token-classification"), [Example("new-york")])
+    (found,) = probabilities(tokenizer, read(tmp_path, [row], TOKEN_CLASSIFICATION), [Example("new-york")])
     assert found is not None
     by_tag = [{tag: round(float(p), 4) for tag, p in zip(TAGS, line, strict=True) if p > 1e-3} for line in found]
     assert by_tag == [{"B-city": 0.6, "I-item": 0.1, "O": 0.3}, *[{"I-city": 0.6, "I-item": 0.1, "O": 0.3}] * 2]
@@ -141,7 +143,7 @@ def test_the_rows_in_the_docs_are_read_as_they_are_described(tokenizer: Tokenize
     of_class = read(tmp_path, classes)
     of_class.check_labels(CLASSES, multi_label=False)
     assert [example.label for example in of_class.examples(multi_label=False)] == ["status", "refund"]
-    of_words = read(tmp_path, entities, "token-classification")
+    of_words = read(tmp_path, entities, TOKEN_CLASSIFICATION)
     of_words.check_labels(["city"], multi_label=False)
     texts = [Example(row["text"]) for row in entities]
     for found in probabilities(tokenizer, of_words, texts):
@@ -205,11 +207,9 @@ def certain(encoded: Encoded) -> list[np.ndarray]:
 @pytest.mark.parametrize("makers", [(word_pieces, bytes_tokenizer), (bytes_tokenizer, word_pieces)])
 def test_no_entity_is_misplaced_on_its_way_to_another_tokenizer(makers: tuple[Any, Any], count: int) -> None:
     texts = drawn(count, seed=count)
-    theirs, ours = (
-        encode(texts, maker([text.text for text in texts]), "token-classification", TAGS) for maker in makers
-    )
+    theirs, ours = (TOKEN_CLASSIFICATION.encode(texts, maker([text.text for text in texts]), TAGS) for maker in makers)
     moved = differing = 0
-    expected = predictions(ours, certain(ours))
+    expected = ours.task.predictions(ours, certain(ours))
     carried: list[np.ndarray] = []
     for i, text in enumerate(texts):
         given = [
@@ -232,10 +232,10 @@ def test_no_entity_is_misplaced_on_its_way_to_another_tokenizer(makers: tuple[An
         moved += len(text.entities or ())
     assert differing > count / 4  # the tokenizers do find other words
     assert moved > count
-    assert predictions(ours, carried) == expected
+    assert ours.task.predictions(ours, carried) == expected
 
 
-CLASS, WORDS = "text-classification", "token-classification"
+CLASS, WORDS = TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_files_without_answers_and_labels_of_another_task_are_refused(tmp_path: 
         read(tmp_path, [{"text": "a"}])
     (tmp_path / "answers.txt").write_text("a")
     with pytest.raises(BadInput, match=r"answers\.txt does not end in \.jsonl"):
-        read_teacher_labels([tmp_path / "answers.txt"], "text-classification")
+        read_teacher_labels([tmp_path / "answers.txt"], TEXT_CLASSIFICATION)
     with pytest.raises(
         BadInput, match=r"has labels that the task lacks: odd\. The task has praise, refund, status\. Rename"
     ):
@@ -311,7 +311,7 @@ def test_files_without_answers_and_labels_of_another_task_are_refused(tmp_path: 
         read(tmp_path, both).check_labels(CLASSES, multi_label=False)
     words_of = {"text": "ab", "words": [{"start": 0, "end": 2, "tags": {"B-odd": 1}}]}
     with pytest.raises(BadInput, match="has labels that the task lacks: odd"):
-        read(tmp_path, [words_of], "token-classification").check_labels(["city"], multi_label=False)
+        read(tmp_path, [words_of], TOKEN_CLASSIFICATION).check_labels(["city"], multi_label=False)
 
 
 def test_an_unlikely_entity_is_soft_alone_and_words_without_tags_are_no_answer(
@@ -320,7 +320,7 @@ def test_an_unlikely_entity_is_soft_alone_and_words_without_tags_are_no_answer(
     unlikely = {"text": "to oslo", "entities": [{"start": 3, "end": 7, "label": "city", "score": 0.2}]}
     empty: dict[str, Any] = {"text": "to rome", "words": []}
     cut = {"text": "to rome now", "words": [{"start": 0, "end": 2, "tags": {"O": 1}}]}
-    teacher = read(tmp_path, [unlikely, empty, cut], "token-classification")
+    teacher = read(tmp_path, [unlikely, empty, cut], TOKEN_CLASSIFICATION)
     soft, *others = probabilities(tokenizer, teacher, [Example(row["text"]) for row in (unlikely, empty, cut)])
     assert soft is not None
     assert soft[1][TAGS.index("B-city")] == pytest.approx(0.2)
@@ -366,7 +366,7 @@ def test_named_columns_and_null_fields_are_read(tmp_path: Path) -> None:
         {"text": "e", "labels": None},
     ]
     file = write_rows(tmp_path / "answers.jsonl", rows)
-    teacher = read_teacher_labels([file], "text-classification", Columns(text="sentence", label="class"))
+    teacher = read_teacher_labels([file], TEXT_CLASSIFICATION, Columns(text="sentence", label="class"))
     assert [(each.text, each.label) for each in teacher.examples(multi_label=False)] == [
         ("a", "x"), ("b", "y"), ("c", "x"), ("d", ("x", "y")),
     ]  # fmt: skip
@@ -375,7 +375,7 @@ def test_named_columns_and_null_fields_are_read(tmp_path: Path) -> None:
         {"text": "c", "entities": None},
     ]
     file = write_rows(tmp_path / "spans.jsonl", spans)
-    assert len(read_teacher_labels([file], "token-classification", Columns(entities="spans"))) == 1
+    assert len(read_teacher_labels([file], TOKEN_CLASSIFICATION, Columns(entities="spans"))) == 1
 
 
 def test_texts_are_held_whatever_blanks_are_around_them(tmp_path: Path) -> None:

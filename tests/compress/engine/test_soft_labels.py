@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from compress.data.encoded import encode
 from compress.data.examples import Example
 from compress.distributed import Share
 from compress.engine import soft_labels, task_stages
 from compress.engine.task_inputs import TaskInputs, open_task
-from compress.evaluation.predictions import row_logits, softmax
+from compress.evaluation.logits import softmax
+from compress.evaluation.predictions import row_logits
 from compress.settings import TaskSettings
+from compress.tasks import TOKEN_CLASSIFICATION
 from serve.errors import BadInput
 from serve.text.spans import words
 
@@ -150,7 +151,7 @@ def test_soft_labels_go_to_the_words_that_share_their_characters_where_tokens_di
         byte_level(("rome", "http", "see", "thanks")),
     )
     labels = ("O", "B-city", "I-city")
-    theirs, ours = (encode([Example(text)], each, "token-classification", labels) for each in (whole, trimmed))
+    theirs, ours = (TOKEN_CLASSIFICATION.encode([Example(text)], each, labels) for each in (whole, trimmed))
     assert len(theirs.rows[0]) < len(ours.rows[0])
     places = [
         [(word.start, word.end) for word in words(text, each.encodings[0].offsets, each.encodings[0].word_ids)]

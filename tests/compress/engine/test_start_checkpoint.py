@@ -7,7 +7,6 @@ import pytest
 import torch
 from small_task import make_teacher
 
-from compress.data.examples import check_task
 from compress.engine import task_stages
 from compress.engine.task_inputs import TaskInputs, open_task
 from compress.models.families import encoder_of
@@ -15,6 +14,7 @@ from compress.models.initialise import student_of
 from compress.models.pretrained import load_encoder, open_model, save_tokenizer
 from compress.models.shapes import Shape
 from compress.settings import TaskSettings
+from compress.tasks import TEXT_CLASSIFICATION
 from serve.errors import BadInput
 
 
@@ -51,7 +51,7 @@ def test_it_has_the_shape_and_the_weights_of_the_checkpoint_and_a_head_for_the_t
     for name, value in ours.items():
         if name in theirs:
             torch.testing.assert_close(value, theirs[name])
-    assert open_model(str(start)).head_for(check_task("text-classification")) == inputs.labels
+    assert open_model(str(start)).head_for(TEXT_CLASSIFICATION) == inputs.labels
 
 
 def test_a_checkpoint_with_another_activation_is_named_with_it(

@@ -7,16 +7,7 @@ from sklearn.metrics import accuracy_score
 from sklearn.metrics import f1_score as f1_of_classes
 from sklearn.preprocessing import MultiLabelBinarizer
 
-from compress.evaluation.metrics import (
-    Prediction,
-    chance,
-    counts,
-    difference,
-    mean_over_tasks,
-    mean_score,
-    per_label,
-    score,
-)
+from compress.evaluation.metrics import ACCURACY, ENTITY_F1, MICRO_F1, Prediction, mean_over_tasks
 
 
 def spans(seed: int, texts: int = 60) -> list[Prediction]:
@@ -42,14 +33,14 @@ def as_tags(rows: list[Prediction]) -> list[list[str]]:
 def test_entity_f1_is_seqevals(seed: int) -> None:
     gold, said = spans(seed), spans(seed + 100)
     mixed = [g if i % 3 else s for i, (g, s) in enumerate(zip(gold, said, strict=True))]
-    assert score(gold, mixed).value == pytest.approx(f1_score(as_tags(gold), as_tags(mixed)))
+    assert ENTITY_F1.score(gold, mixed).value == pytest.approx(f1_score(as_tags(gold), as_tags(mixed)))
 
 
 def test_accuracy_is_scikit_learns() -> None:
     generator = random.Random(0)
     gold: list[Prediction] = [generator.choice("abc") for _ in range(200)]
     said: list[Prediction] = [generator.choice("abc") for _ in range(200)]
-    assert score(gold, said).value == pytest.approx(accuracy_score(gold, said))
+    assert ACCURACY.score(gold, said).value == pytest.approx(accuracy_score(gold, said))
 
 
 def test_micro_f1_of_several_labels_is_scikit_learns_and_so_is_each_labels() -> None:
@@ -58,15 +49,15 @@ def test_micro_f1_of_several_labels_is_scikit_learns_and_so_is_each_labels() -> 
     said: list[Prediction] = [frozenset(generator.sample("abcd", generator.randint(0, 3))) for _ in range(200)]
     columns = MultiLabelBinarizer(classes=list("abcd"))
     theirs, ours = columns.fit_transform(gold), columns.transform(said)
-    assert score(gold, said).value == pytest.approx(f1_of_classes(theirs, ours, average="micro"))
+    assert MICRO_F1.score(gold, said).value == pytest.approx(f1_of_classes(theirs, ours, average="micro"))
     each = f1_of_classes(theirs, ours, average=None)
-    assert [per_label(gold, said)[label]["f1"] for label in "abcd"] == pytest.approx(list(each))
+    assert [MICRO_F1.per_label(gold, said)[label]["f1"] for label in "abcd"] == pytest.approx(list(each))
 
 
 def test_the_interval_holds_the_value_and_narrows_with_more_texts() -> None:
     gold: list[Prediction] = ["a"] * 1600
     said: list[Prediction] = ["a" if i % 5 else "b" for i in range(1600)]
-    few, many = score(gold[:100], said[:100]), score(gold, said)
+    few, many = ACCURACY.score(gold[:100], said[:100]), ACCURACY.score(gold, said)
     assert few.low < few.value < few.high
     # The normal approximation of a share of 0.8: 1.96 sqrt(0.8 * 0.2 / n) to either side.
     assert many.high - many.low == pytest.approx(2 * 1.96 * np.sqrt(0.16 / 1600), rel=0.1)
@@ -75,40 +66,40 @@ def test_the_interval_holds_the_value_and_narrows_with_more_texts() -> None:
 
 def test_a_model_does_not_differ_from_itself() -> None:
     gold, said = spans(1), spans(2)
-    found = difference(gold, said, said)
+    found = ENTITY_F1.difference(gold, said, said)
     assert (found.value, found.low, found.high) == (0, 0, 0)
 
 
 def test_a_real_difference_is_supported_and_points_the_right_way() -> None:
     gold = spans(1, 400)
     worse = [g if i % 2 else frozenset() for i, g in enumerate(gold)]
-    assert difference(gold, gold, worse).low > 0
-    assert difference(gold, worse, gold).high < 0
+    assert ENTITY_F1.difference(gold, gold, worse).low > 0
+    assert ENTITY_F1.difference(gold, worse, gold).high < 0
 
 
 def test_nothing_to_find_and_nothing_said_is_perfect() -> None:
-    assert score([frozenset()], [frozenset()]).value == 1
+    assert ENTITY_F1.score([frozenset()], [frozenset()]).value == 1
 
 
 def test_chance_is_far_below_a_model_that_looks_and_equals_one_that_does_not() -> None:
     gold: list[Prediction] = ["a", "b", "c", "d"] * 250
-    assert 0.2 < chance(gold, gold) < 0.3
+    assert 0.2 < ACCURACY.chance(gold, gold) < 0.3
     blind: list[Prediction] = ["a"] * 1_000
-    assert chance(gold, blind) == score(gold, blind).value == 0.25
-    assert chance(gold, gold, [["a"] * 500 + ["b"] * 500]) == pytest.approx(0.25, abs=0.05)
+    assert ACCURACY.chance(gold, blind) == ACCURACY.score(gold, blind).value == 0.25
+    assert ACCURACY.chance(gold, gold, [["a"] * 500 + ["b"] * 500]) == pytest.approx(0.25, abs=0.05)
 
 
 def test_chance_is_the_same_for_texts_that_stand_sorted_by_label() -> None:
     gold: list[Prediction] = [label for label in "abcd" for _ in range(250)]
-    assert 0.2 < chance(gold, gold) < 0.3
+    assert 0.2 < ENTITY_F1.chance(gold, gold) < 0.3
     everything = [frozenset([(0, 1, label)]) for label in "abcd" for _ in range(250)]
-    assert 0.2 < chance(everything, everything) < 0.3
+    assert 0.2 < ENTITY_F1.chance(everything, everything) < 0.3
 
 
 def test_per_label_counts_what_was_missed_and_what_was_made_up() -> None:
     gold: list[Prediction] = [frozenset([(0, 1, "city"), (2, 3, "name")]), frozenset([(0, 1, "city")])]
     said: list[Prediction] = [frozenset([(0, 1, "city")]), frozenset([(0, 1, "date")])]
-    found = per_label(gold, said)
+    found = ENTITY_F1.per_label(gold, said)
     assert found["city"] == {"precision": 1.0, "recall": 0.5, "f1": pytest.approx(2 / 3), "support": 2}
     assert found["name"]["f1"] == 0
     assert found["date"] == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "support": 0}
@@ -117,17 +108,20 @@ def test_per_label_counts_what_was_missed_and_what_was_made_up() -> None:
 def test_a_mean_over_tasks_counts_each_task_once_and_is_paired_within_it() -> None:
     gold = {"small": spans(1, 40), "large": spans(2, 400)}
     said = {
-        name: [counts(rows, [g if (i + seed) % 3 else frozenset() for i, g in enumerate(rows)]) for seed in range(2)]
+        name: [
+            ENTITY_F1.counts(rows, [g if (i + seed) % 3 else frozenset() for i, g in enumerate(rows)])
+            for seed in range(2)
+        ]
         for name, rows in gold.items()
     }
-    tasks = [*said.values()]
-    whole, parts = mean_over_tasks(tasks), [mean_score(rows) for rows in tasks]
+    tasks, metrics = [*said.values()], [ENTITY_F1, ENTITY_F1]
+    whole, parts = mean_over_tasks(metrics, tasks), [ENTITY_F1.mean_score(rows) for rows in tasks]
     assert whole.value == pytest.approx(np.mean([part.value for part in parts]))
     # Independent texts: the variance of a mean of two is a quarter of the sum of theirs.
     expected = np.sqrt(sum((part.high - part.low) ** 2 for part in parts)) / 2
     assert whole.high - whole.low == pytest.approx(expected, rel=0.1)
-    nothing = mean_over_tasks(tasks, less=tasks)
+    nothing = mean_over_tasks(metrics, tasks, less=tasks)
     assert (nothing.value, nothing.low, nothing.high) == (0, 0, 0)
-    worse = [[counts(rows, [frozenset()] * len(rows))] for rows in gold.values()]
-    assert mean_over_tasks(tasks, less=worse).low > 0
-    assert mean_over_tasks(worse, less=tasks).value == pytest.approx(-whole.value)
+    worse = [[ENTITY_F1.counts(rows, [frozenset()] * len(rows))] for rows in gold.values()]
+    assert mean_over_tasks(metrics, tasks, less=worse).low > 0
+    assert mean_over_tasks(metrics, worse, less=tasks).value == pytest.approx(-whole.value)

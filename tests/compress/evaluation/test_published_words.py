@@ -11,17 +11,17 @@ from lookup_bundles import city_table, write_bundle
 from small_task import make_tokenizer
 
 import stillroom
-from compress.data.encoded import Encoded, encode
+from compress.data.encoded import Encoded
 from compress.data.examples import Example
 from compress.data.labelled_files import read_examples
 from compress.data.tags import from_tags
-from compress.evaluation.metrics import counts, gold_of, widened
-from compress.evaluation.predictions import predictions, scored_spans
+from compress.evaluation.entities import scored_spans, widened
+from compress.evaluation.metrics import ENTITY_F1
+from compress.tasks import TOKEN_CLASSIFICATION
 from serve.text.labels import bio_tags
 from serve.text.spans import Span
 from serve.text.tokenizer import load_tokenizer
 
-TASK = "token-classification"
 LABELS = bio_tags(["city", "item"])
 WORDS = st.sampled_from(
     ["lamp", "U.S.", "(Oslo)", "new york", "10\u00a0000", "x-ray", "'s", "o'er", "a  b", " lamp", ",", "東京"]
@@ -63,10 +63,12 @@ def test_spans_count_as_conlleval_counts_the_tags_of_words(tokenizer_folder: Pat
     gold_tags = tag_of_each_word(words, [])  # all outside, then entities of one word
     gold_tags = [f"B-{chance.choice(['city', 'item'])}" if chance.random() < 0.3 else tag for tag in gold_tags]
     example = from_tags(words, gold_tags)
-    encoded = encode([example], load_tokenizer(tokenizer_folder, 64), TASK, LABELS)
+    encoded = TOKEN_CLASSIFICATION.encode([example], load_tokenizer(tokenizer_folder, 64), LABELS)
     logits = [chance.normal(size=(len(encoded.rows[0]), len(LABELS))).astype(np.float32)]
     spans = next(scored_spans(encoded, logits))
-    right, said, there = counts([gold_of(example, TASK)], predictions(encoded, logits))[0]
+    right, said, there = ENTITY_F1.counts(
+        [TOKEN_CLASSIFICATION.gold_of(example)], encoded.task.predictions(encoded, logits)
+    )[0]
     ours, theirs = conlleval(tag_of_each_word(words, spans)), conlleval(gold_tags)
     assert (right, said, there) == (len(ours & theirs), len(ours), len(theirs))
 
@@ -77,10 +79,10 @@ def test_texts_that_were_given_whole_keep_the_spans_of_the_model(tokenizer_folde
 
     def said(encoded: Encoded) -> list[object]:
         logits = [np.eye(len(LABELS), dtype=np.float32)[[1, *[0] * (len(rows) - 1)]] for rows in encoded.rows]
-        return list(predictions(encoded, logits))
+        return list(encoded.task.predictions(encoded, logits))
 
     of_whole, of_words = {(0, 1, "city")}, {(0, 5, "city")}
-    both = encode([whole, words], tokenizer, TASK, LABELS)
+    both = TOKEN_CLASSIFICATION.encode([whole, words], tokenizer, LABELS)
     assert said(both) == [of_whole, of_words]
     assert said(both.take([1, 0])) == [of_words, of_whole]
     assert said(both[:1] + both[1:]) == [of_whole, of_words]
@@ -92,7 +94,7 @@ def test_a_bundle_is_scored_on_published_words_and_answers_as_before(tmp_path: P
     row = {"tokens": ["to", "rome-based"], "tags": ["O", "B-city"]}
     (tmp_path / "test.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
     assert stillroom.evaluate(str(bundle), tmp_path / "test.jsonl")["value"] == 1.0
-    (example,) = read_examples(tmp_path / "test.jsonl", TASK)
+    (example,) = read_examples(tmp_path / "test.jsonl", TOKEN_CLASSIFICATION)
     whole = {"text": example.text, "entities": [{"start": 3, "end": 13, "label": "city"}]}
     (tmp_path / "test.jsonl").write_text(json.dumps(whole) + "\n", encoding="utf-8")
     assert stillroom.evaluate(str(bundle), tmp_path / "test.jsonl")["value"] == 0.0

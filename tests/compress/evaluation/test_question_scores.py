@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.data.examples import Example
-from compress.evaluation.metrics import counts, gold_of, metric_of, question_scores, score
-from compress.evaluation.questions import Acceptable, Said, best_answer_from, exact, normal, word_f1
+from compress.evaluation.metrics import Acceptable
+from compress.evaluation.questions import ANSWER_F1, Said, best_answer_from, exact, normal, word_f1
 from compress.evaluation.questions import given as answered
+from compress.tasks import QUESTION_ANSWERING
 
 WORDS = [
     "the",
@@ -111,14 +112,14 @@ def test_the_mean_f1_has_an_interval_and_the_other_scores_beside_it() -> None:
         Example("q", "in Rome today", answers=((3, 7), (3, 13))),
         Example("q", "in Rome today", answers=((8, 13),)),
     ]
-    gold = [gold_of(example, "question-answering") for example in examples]
+    gold = [QUESTION_ANSWERING.gold_of(example) for example in examples]
     said = ["Rome", "Rome", "Rome today", ""]
-    assert metric_of(counts(gold, said).sum(axis=0)) == 0.5
-    found = score(gold, said)
+    assert ANSWER_F1.of(ANSWER_F1.counts(gold, said).sum(axis=0)) == 0.5
+    found = ANSWER_F1.score(gold, said)
     assert found.low < found.value < found.high
-    others = question_scores(gold, said)
+    others = ANSWER_F1.further_scores(gold, said)
     assert [others[name].value for name in ("exact_match", "f1_with_answer", "f1_without_answer")] == [0.5, 2 / 3, 0]
-    assert list(question_scores(gold[::2], said[::2])) == ["exact_match"]
+    assert list(ANSWER_F1.further_scores(gold[::2], said[::2])) == ["exact_match"]
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 19)), min_size=1, max_size=12))
@@ -127,7 +128,7 @@ def test_answers_are_given_from_where_the_f1_is_highest(rows: list[tuple[bool, b
     said = [Said("rome" if right else "oslo", place / 20) for _, right, place in rows]
 
     def reached(answer_from: float) -> float:
-        return float(metric_of(counts(gold, answered(said, answer_from)).sum(axis=0)))
+        return float(ANSWER_F1.of(ANSWER_F1.counts(gold, answered(said, answer_from)).sum(axis=0)))
 
     best = best_answer_from(gold, said)
     assert reached(best) == pytest.approx(max(reached(each / 40) for each in range(42)))

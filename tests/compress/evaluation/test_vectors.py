@@ -5,9 +5,16 @@ import pytest
 from scipy.stats import spearmanr
 from sklearn.neighbors import KNeighborsClassifier, NearestNeighbors
 
-from compress.evaluation.metrics import score
-from compress.evaluation.vector_scores import vector_scores
-from compress.evaluation.vectors import PARTNERS, nearest, neighbour_accuracy, recall_at, similarities, vector_distance
+from compress.evaluation.vectors import (
+    PARTNERS,
+    SIMILARITY,
+    nearest,
+    neighbour_accuracy,
+    recall_at,
+    similarities,
+    vector_distance,
+    vector_scores,
+)
 
 
 def drawn(texts: int, width: int, seed: int) -> list[np.ndarray]:
@@ -28,7 +35,7 @@ def test_the_metric_is_the_rank_correlation_of_all_similarities() -> None:
         # Equal texts have equal similarities, which rounding must not order.
         x, y = (np.round((rows @ rows.T)[apart], 6) for rows in (a, b))
         expected = spearmanr(x, y).statistic if len(set(x)) > 1 and len(set(y)) > 1 else 0.0
-        assert score(theirs, ours).value == pytest.approx(expected, abs=1e-6), seed
+        assert SIMILARITY.score(theirs, ours).value == pytest.approx(expected, abs=1e-6), seed
 
 
 def test_the_same_similarities_in_another_space_are_the_same() -> None:
@@ -44,11 +51,11 @@ def test_order_of_the_texts_changes_little_and_more_texts_than_partners_are_comp
     theirs = drawn(300, 8, 1)
     ours = [vector + 0.5 * noise for vector, noise in zip(theirs, drawn(300, 8, 2), strict=True)]
     assert similarities(theirs).shape == (300, PARTNERS)
-    found = score(theirs, ours)
+    found = SIMILARITY.score(theirs, ours)
     assert found.low < found.value < found.high
-    other = score(theirs[::-1], ours[::-1])
+    other = SIMILARITY.score(theirs[::-1], ours[::-1])
     assert other.value == pytest.approx(found.value, abs=0.03)
-    unrelated = score(theirs, drawn(300, 8, 5))
+    unrelated = SIMILARITY.score(theirs, drawn(300, 8, 5))
     assert abs(unrelated.value) < 0.05
 
 
@@ -59,7 +66,7 @@ def test_the_interval_is_as_wide_as_the_metric_varies_between_samples() -> None:
         rng = np.random.default_rng(seed)
         theirs = rng.standard_normal((120, 6))
         ours = theirs + 0.7 * rng.standard_normal((120, 6))
-        found = score(list(theirs), list(ours))
+        found = SIMILARITY.score(list(theirs), list(ours))
         values.append(found.value)
         widths.append(found.high - found.low)
     assert np.mean(widths) == pytest.approx(2 * 1.96 * np.std(values), rel=0.3)
@@ -68,7 +75,7 @@ def test_the_interval_is_as_wide_as_the_metric_varies_between_samples() -> None:
 def test_a_vector_of_zeros_is_similar_to_nothing() -> None:
     vectors = [*drawn(5, 4, 1), np.zeros(4, dtype=np.float32)]
     assert np.isfinite(similarities(vectors)).all()
-    assert score(vectors, [np.zeros(4)] * 6).value == 0
+    assert SIMILARITY.score(vectors, [np.zeros(4)] * 6).value == 0
 
 
 @pytest.mark.parametrize("count", [1, 10])

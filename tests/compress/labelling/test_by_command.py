@@ -12,6 +12,7 @@ from patience import PATIENCE_S
 from small_task import examples, write_rows
 
 import stillroom as face
+from compress.tasks import TEXT_CLASSIFICATION
 from serve.errors import BadInput
 
 # Answers with the label of the frame; what it does besides is put in its place.
@@ -53,7 +54,7 @@ def test_every_text_gets_its_answer_in_the_order_of_the_texts(tmp_path: Path) ->
     # What a student then learns.
     from compress.data.teacher_labels import read_teacher_labels
 
-    assert len(read_teacher_labels([tmp_path / "out.jsonl"], "text-classification")) == 120
+    assert len(read_teacher_labels([tmp_path / "out.jsonl"], TEXT_CLASSIFICATION)) == 120
 
 
 def test_answers_may_come_in_any_order(tmp_path: Path) -> None:

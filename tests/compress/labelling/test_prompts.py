@@ -7,13 +7,14 @@ import pytest
 
 from compress.data.examples import Example
 from compress.labelling.prompts import answer_of, system_prompt, user_prompt
+from compress.tasks import MULTI_LABEL_CLASSIFICATION, TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
 from serve.errors import BadInput
 
 LABELS = ("city", "item")
 
 
 def entities(said: str, text: str) -> list[tuple[int, int, str]]:
-    found = answer_of(said, Example(text), "token-classification", LABELS, multi_label=False)["entities"]
+    found = answer_of(said, Example(text), TOKEN_CLASSIFICATION, LABELS)["entities"]
     return [(each["start"], each["end"], each["label"]) for each in found]
 
 
@@ -77,24 +78,20 @@ def test_what_cannot_be_used_is_said_to_the_model(said: str, fault: str) -> None
 )
 def test_labels_are_those_of_the_task(said: str, multi_label: bool, expected: dict[str, Any] | None) -> None:
     if expected is not None:
-        assert answer_of(said, Example("a"), "text-classification", LABELS, multi_label=multi_label) == expected
+        assert answer_of(said, Example("a"), TEXT_CLASSIFICATION.with_multi_label(multi_label), LABELS) == expected
         return
     with pytest.raises(ValueError):  # noqa: PT011 - any fault
-        answer_of(said, Example("a"), "text-classification", LABELS, multi_label=multi_label)
+        answer_of(said, Example("a"), TEXT_CLASSIFICATION.with_multi_label(multi_label), LABELS)
 
 
 def test_instructions_name_the_labels_and_texts_are_given_as_they_are_read(tmp_path: Path) -> None:
-    for task, several in (
-        ("text-classification", False),
-        ("text-classification", True),
-        ("token-classification", False),
-    ):
-        assert "- city\n- item\n" in system_prompt(None, task, LABELS, multi_label=several)  # type: ignore[arg-type]
+    for task in (TEXT_CLASSIFICATION, MULTI_LABEL_CLASSIFICATION, TOKEN_CLASSIFICATION):
+        assert "- city\n- item\n" in system_prompt(None, task, LABELS)
     own = tmp_path / "own.txt"
     own.write_text("Pick one: {labels}")
-    assert system_prompt(own, "text-classification", LABELS, multi_label=False) == "Pick one: - city\n- item"
+    assert system_prompt(own, TEXT_CLASSIFICATION, LABELS) == "Pick one: - city\n- item"
     own.write_text("Pick one.")
     with pytest.raises(BadInput, match=r"has no \{labels\}"):
-        system_prompt(own, "text-classification", LABELS, multi_label=False)
+        system_prompt(own, TEXT_CLASSIFICATION, LABELS)
     assert user_prompt(Example("a", "b")) == "First text:\na\n\nSecond text:\nb"
     assert user_prompt(Example("a to b", head=(0, 1), tail=(5, 6))) == "[E1] a [/E1] to [E2] b [/E2]"

@@ -8,11 +8,11 @@ import torch
 from encoders import encoder
 from small_task import make_tokenizer
 
-from compress.data.encoded import encode
 from compress.data.examples import Example
 from compress.models.attention_reading import Reader, open_reader, read_text, relation_heads
 from compress.models.families import FAMILIES
 from compress.models.pretrained import open_model
+from compress.tasks import TEXT_CLASSIFICATION
 from serve.text.tokenizer import load_tokenizer
 
 
@@ -24,8 +24,8 @@ def test_every_family_gives_the_attention_that_it_computes_with(kind: str, tmp_p
     reader = open_reader(open_model(str(tmp_path)), None)
     assert (reader.layers, reader.heads, reader.width) == (4, 4, 24)
     tokenizer = load_tokenizer(tmp_path, 32)
-    encoded = encode(
-        [Example("refund the kettle"), Example("where is my lamp sent to")], tokenizer, "text-classification", ()
+    encoded = TEXT_CLASSIFICATION.encode(
+        [Example("refund the kettle"), Example("where is my lamp sent to")], tokenizer, ()
     )
     alone = read_text(reader, encoded, 0)
     assert len(alone.attentions) == 4

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 import stillroom
 from compress.models.answering import open_answering
 from compress.models.pretrained import load, open_model
+from compress.tasks import LABELLED, TEXT_CLASSIFICATION
 from export.graph.exporter import export_graph
 from serve.errors import BadInput
 from serve.model.session import Session
@@ -33,9 +34,9 @@ def test_a_setting_that_changes_no_answer_stops_nothing(
     changes: dict[str, object], checkpoint: Path, change_json: Change
 ) -> None:
     ids = torch.arange(5, 12)[None]  # no multiple of a chunk
-    before = load(open_model(str(checkpoint)), "text-classification").eval()(input_ids=ids).logits
+    before = load(open_model(str(checkpoint)), TEXT_CLASSIFICATION).eval()(input_ids=ids).logits
     change_json("config.json", **changes)
-    after = load(open_model(str(checkpoint)), "text-classification").eval()(input_ids=ids).logits
+    after = load(open_model(str(checkpoint)), TEXT_CLASSIFICATION).eval()(input_ids=ids).logits
     torch.testing.assert_close(after, before)
 
 
@@ -56,7 +57,7 @@ def test_a_model_that_cannot_answer_is_refused_by_what_stands_in_its_configurati
     change_json("config.json", **changes)
     for refused in (
         lambda: stillroom.export(str(checkpoint), tmp_path / "out", latency_seconds=0),
-        lambda: open_answering(str(checkpoint)),
+        lambda: open_answering(str(checkpoint), LABELLED.values()),
     ):
         with pytest.raises(BadInput) as told:
             refused()

@@ -9,6 +9,7 @@ from encoders import encoder
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from compress.models.pretrained import Opened, load, load_encoder, open_model, save_tokenizer, with_markers
+from compress.tasks import TEXT_CLASSIFICATION
 from serve.text.entity_markers import MARKERS, knows_markers, marked
 
 FAMILIES = ["bert", "roberta", "xlm-roberta", "electra", "distilbert", "mpnet", "modernbert"]
@@ -46,9 +47,9 @@ def test_every_family_gets_rows_for_the_markers_and_keeps_the_others(tmp_path: P
     before = opened(tmp_path / "model", family, TOKENS - len(MARKERS) + spare, "ForMaskedLM")
     given = with_markers(before)
     assert given.added == MARKERS
-    bare = rows_of(load(before, "text-classification", ("a", "b")))
+    bare = rows_of(load(before, TEXT_CLASSIFICATION, ("a", "b")))
     for model in (
-        load(given, "text-classification", ("a", "b")),
+        load(given, TEXT_CLASSIFICATION, ("a", "b")),
         load_encoder(given, seed=1, vocabulary=True),
         load_encoder(given, seed=2),
     ):
@@ -65,12 +66,12 @@ def test_every_family_gets_rows_for_the_markers_and_keeps_the_others(tmp_path: P
 
 def test_a_model_that_knows_the_markers_is_left_as_it_is(tmp_path: Path) -> None:
     given = with_markers(opened(tmp_path / "first", "bert"))
-    model = load(given, "text-classification", ("a", "b"))
+    model = load(given, TEXT_CLASSIFICATION, ("a", "b"))
     model.save_pretrained(tmp_path / "second")
     save_tokenizer(given, tmp_path / "second")
     again = with_markers(open_model(str(tmp_path / "second")))
     assert again.added == ()
-    assert torch.equal(rows_of(load(again, "text-classification")), rows_of(model))
+    assert torch.equal(rows_of(load(again, TEXT_CLASSIFICATION)), rows_of(model))
 
 
 def test_markers_are_tokens_that_change_nothing_about_the_text_around_them(tmp_path: Path) -> None:

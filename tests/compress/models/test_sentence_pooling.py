@@ -9,6 +9,7 @@ from compress.distributed import warn
 from compress.models.pretrained import load, open_model
 from compress.models.sentence_encoder import open_encoder
 from compress.models.sentence_pooling import SentencePooling, write_pooling
+from compress.tasks import TEXT_CLASSIFICATION, TEXT_REGRESSION
 from serve.errors import BadInput
 
 Change = Callable[..., None]
@@ -68,13 +69,13 @@ def test_an_activation_behind_the_head_of_a_cross_encoder_is_told(
 ) -> None:
     warn.cache_clear()
     opened = open_model(str(checkpoint))
-    load(opened, "text-regression", ("score",)).save_pretrained(checkpoint)
+    load(opened, TEXT_REGRESSION, ("score",)).save_pretrained(checkpoint)
     change_json("config.json", **changes)
     opened = open_model(str(checkpoint))
     assert told in caplog.text
     assert bool(told) == bool(caplog.text)
     # A new head has no activation.
     caplog.clear()
-    load(opened, "text-classification", ("no", "yes")).save_pretrained(checkpoint)
+    load(opened, TEXT_CLASSIFICATION, ("no", "yes")).save_pretrained(checkpoint)
     open_model(str(checkpoint))
     assert not caplog.text

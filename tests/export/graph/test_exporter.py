@@ -61,7 +61,6 @@ def test_segments_are_an_input_only_where_the_model_tells_them_apart(exported: C
 
 
 def test_the_description_is_that_of_the_checkpoint(bert: Exported) -> None:
-    assert bert.info.task == "token-classification"
     assert bert.info.labels == tuple(TAGS)
     assert bert.info.size_bytes == bert.onnx_file.stat().st_size
     assert bert.info.operators["LayerNormalization"] == 5

@@ -110,7 +110,7 @@ def logits_of(checkpoint: Path, texts: list[str]) -> Any:
     """(texts, labels), each text alone."""
     import torch
 
-    model, _ = load_answering_model(checkpoint)
+    model = load_answering_model(checkpoint)
     tokenizer = tokenizer_of(checkpoint)
     with torch.no_grad():
         return torch.cat([model(torch.tensor([tokenizer.encode(text).ids])).logits for text in texts])

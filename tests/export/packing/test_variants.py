@@ -9,9 +9,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from small_checkpoints import MAX_LENGTH, TAGS, Exported, needs_openvino
 
-from compress.data.encoded import Encoded, encode
+from compress.data.encoded import Encoded
 from compress.data.examples import Entity, Example
-from compress.evaluation.predictions import predictions
+from compress.tasks import TOKEN_CLASSIFICATION
 from export.graph.fusions import JOINED
 from export.packing import variants
 from export.packing.variants import (
@@ -37,13 +37,13 @@ from serve.text.tokenizer import load_tokenizer
 def validation(bert: Exported, texts: list[str]) -> tuple[list[Example], Encoded]:
     """Texts with the entities that float32 itself finds."""
     tokenizer = load_tokenizer(bert.checkpoint, MAX_LENGTH)
-    unlabelled = encode([Example(text) for text in texts], tokenizer, "token-classification", TAGS)
-    said = predictions(unlabelled, session_logits(Session(bert.onnx_file, threads=1), unlabelled))
+    unlabelled = TOKEN_CLASSIFICATION.encode([Example(text) for text in texts], tokenizer, TAGS)
+    said = unlabelled.task.predictions(unlabelled, session_logits(Session(bert.onnx_file, threads=1), unlabelled))
     examples = [
         Example(text, entities=tuple(Entity(*found) for found in sorted(spans)))  # type: ignore[misc]
         for text, spans in zip(texts, said, strict=True)
     ]
-    return examples, encode(examples, tokenizer, "token-classification", TAGS)
+    return examples, TOKEN_CLASSIFICATION.encode(examples, tokenizer, TAGS)
 
 
 @pytest.fixture(scope="module")
@@ -264,7 +264,7 @@ def test_a_float16_graph_that_does_not_run_is_a_fault_and_the_rest_is_made(
         tokenizer.encode_batch(["cancel my order", "book a table"]),
         Split(
             [validation[0][i] for i in known],
-            encode([validation[0][i] for i in known], tokenizer, "token-classification", TAGS),
+            TOKEN_CLASSIFICATION.encode([validation[0][i] for i in known], tokenizer, TAGS),
         ),
         MAX_LENGTH,
         threads=1,
@@ -282,7 +282,7 @@ def test_where_float32_finds_nothing_no_share_of_it_is_asked_for(
     tokenizer = load_tokenizer(bert.checkpoint, MAX_LENGTH)
     # Inside a word, where no model finds anything.
     examples = [Example(example.text, entities=(Entity(0, 1, "city"),)) for example in validation[0]]
-    encoded = encode(examples, tokenizer, "token-classification", TAGS)
+    encoded = TOKEN_CLASSIFICATION.encode(examples, tokenizer, TAGS)
     given = (
         bert.checkpoint,
         VariantSettings(("fp32", "fp16"), gate=0.9),

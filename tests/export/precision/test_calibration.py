@@ -27,7 +27,7 @@ def torch_inputs(bert: Exported, products: list[Product], encodings: list[Encodi
     """What enters each product, (tokens of all texts, channels), read in torch: each text alone."""
     import torch
 
-    classifier, _ = load_answering_model(bert.checkpoint)
+    classifier = load_answering_model(bert.checkpoint)
     seen: dict[str, list[np.ndarray]] = {product.activation: [] for product in products}
 
     def keep(name: str):  # type: ignore[no-untyped-def]

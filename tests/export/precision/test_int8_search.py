@@ -9,11 +9,12 @@ import pytest
 import torch
 from small_checkpoints import MAX_LENGTH, TAGS, WORDS, Exported, with_constants
 
-from compress.data.encoded import Encoded, encode
+from compress.data.encoded import Encoded
 from compress.data.examples import Entity, Example
-from compress.evaluation.predictions import predictions
+from compress.evaluation.logits import distance, number_distance
+from compress.tasks import TOKEN_CLASSIFICATION
 from export.graph.nodes import Wiring
-from export.precision.int8_search import Evaluator, Prepared, distance, find_int8, number_distance, session_logits
+from export.precision.int8_search import Evaluator, Prepared, find_int8, session_logits
 from serve.model.session import Session
 from serve.text.tokenizer import load_tokenizer
 
@@ -64,13 +65,13 @@ def labelled_by(graph: Path, bert: Exported) -> tuple[list[Example], Encoded]:
     chance = random.Random(0)
     texts = [" ".join(chance.choice(WORDS) for _ in range(chance.randint(3, 14))) for _ in range(80)]
     tokenizer = load_tokenizer(bert.checkpoint, MAX_LENGTH)
-    unlabelled = encode([Example(text) for text in texts], tokenizer, "token-classification", TAGS)
-    said = predictions(unlabelled, session_logits(Session(graph, threads=1), unlabelled))
+    unlabelled = TOKEN_CLASSIFICATION.encode([Example(text) for text in texts], tokenizer, TAGS)
+    said = unlabelled.task.predictions(unlabelled, session_logits(Session(graph, threads=1), unlabelled))
     examples = [
         Example(text, entities=tuple(Entity(*found) for found in sorted(spans)))  # type: ignore[misc]
         for text, spans in zip(texts, said, strict=True)
     ]
-    return examples, encode(examples, tokenizer, "token-classification", TAGS)
+    return examples, TOKEN_CLASSIFICATION.encode(examples, tokenizer, TAGS)
 
 
 def with_loud_units(bert: Exported, layer: int, out: Path) -> Path:
@@ -155,7 +156,9 @@ def test_a_verdict_counts_what_changed(bert: Exported, bert_int8: Path) -> None:
     assert (same.value, same.share, same.divergence) == (1.0, 1.0, 0.0)
     assert (same.labels_changed_per_10k, same.answers_changed, same.spans_changed) == (0.0, 0, 0)
     other = evaluator.judge(bert_int8).verdict
-    said = predictions(evaluator.encoded, session_logits(Session(bert_int8, threads=1), evaluator.encoded))
+    said = evaluator.encoded.task.predictions(
+        evaluator.encoded, session_logits(Session(bert_int8, threads=1), evaluator.encoded)
+    )
     changed = [(ours, theirs) for ours, theirs in zip(said, evaluator.said, strict=True) if ours != theirs]
     assert other.answers_changed == len(changed) > 0
     assert other.spans_changed == sum(len(set(ours) ^ set(theirs)) for ours, theirs in changed)

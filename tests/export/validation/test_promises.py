@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from compress.data.encoded import encode
 from compress.data.examples import Entity, Example
-from compress.evaluation.predictions import predictions
+from compress.tasks import TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
 from export.settings import VariantSettings
 from export.validation.promises import (
     THRESHOLDS,
@@ -146,7 +145,7 @@ def test_answers_are_those_that_the_server_gives_with_its_scores() -> None:
         Example("to", entities=()),
         Example("oslo", entities=(Entity(0, 4, "city"),)),
     ]
-    encoded = encode(examples, tokenizer, "token-classification", ("O", "B-city", "I-city"))
+    encoded = TOKEN_CLASSIFICATION.encode(examples, tokenizer, ("O", "B-city", "I-city"))
     logits = [np.array([[9.0, 0, 0], [0, 3, 0], [0, 2, 0]]), np.array([[9.0, 0, 0]]), np.array([[5.0, 0, 0]])]
     found = answers_of(examples, encoded, logits, 2.0)
     assert (found.right.tolist(), found.texts.tolist(), found.wanted.tolist()) == ([True, False], [0, 0], [1, 0, 1])
@@ -155,7 +154,7 @@ def test_answers_are_those_that_the_server_gives_with_its_scores() -> None:
     texts = [Example("rome", label="a"), Example("oslo", label="b")]
     of_classes = answers_of(
         texts,
-        encode(texts, tokenizer, "text-classification", ("a", "b")),
+        TEXT_CLASSIFICATION.encode(texts, tokenizer, ("a", "b")),
         [np.array([[2.0, 0]]), np.array([[1.0, 0]])],
         1.0,
     )
@@ -166,11 +165,11 @@ def test_entities_of_data_that_came_as_words_are_right_if_the_words_that_they_to
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "rome": 1, "oslo": 2, "-": 3}, unk_token="[UNK]"))  # noqa: S106 - a token of text
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     example = Example("rome-oslo oslo", entities=(Entity(0, 9, "city"), Entity(10, 14, "city")), blanks_in_words=())
-    encoded = encode([example], tokenizer, "token-classification", ("O", "B-city", "I-city"))
+    encoded = TOKEN_CLASSIFICATION.encode([example], tokenizer, ("O", "B-city", "I-city"))
     # rome, then oslo of the same word, then oslo: three spans of a server, the second of which is in the word of the first.
     logits = [np.array([[0.0, 5, 0], [5, 0, 0], [0, 3, 0], [0, 4, 0]])]
     found = answers_of([example], encoded, logits, 1.0)
-    (said,) = predictions(encoded, logits)
+    (said,) = encoded.task.predictions(encoded, logits)
     assert (found.right.tolist(), found.wanted.tolist()) == ([True, True], [2])
     assert len(said) == len(found.right)
     np.testing.assert_allclose(found.scores, [np.exp(x) / (np.exp(x) + 2) for x in (5, 4)], rtol=1e-6)

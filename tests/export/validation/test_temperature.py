@@ -5,8 +5,9 @@ import pytest
 import torch
 from small_checkpoints import MAX_LENGTH, TAGS, Exported
 
-from compress.data.encoded import IGNORED, Encoded, encode
+from compress.data.encoded import IGNORED, Encoded
 from compress.data.examples import Entity, Example
+from compress.tasks import TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
 from export.validation.temperature import (
     choose_confidence,
     expected_calibration_error,
@@ -52,7 +53,7 @@ def as_texts(logits: np.ndarray, targets: np.ndarray, *, multi_label: bool = Fal
     wanted = [np.asarray(target)[None] for target in targets]
     nothing = [np.zeros(1, dtype=np.int64)] * count
     encoded = Encoded(
-        "text-classification", CLASSES, [""] * count, [], nothing, nothing, wanted, 0, 0, multi_label=multi_label
+        TEXT_CLASSIFICATION.with_multi_label(multi_label), CLASSES, [""] * count, [], nothing, nothing, wanted, 0, 0
     )
     return encoded, list(logits[:, None])
 
@@ -206,7 +207,7 @@ def test_rows_without_a_label_of_the_models_are_left_out() -> None:
 def test_of_tokens_the_first_ones_of_words_count(bert: Exported) -> None:
     tokenizer = load_tokenizer(bert.checkpoint, MAX_LENGTH)
     examples = [Example("fly to zürich tomorrow", entities=(Entity(7, 13, "city"),)), Example("unlabelled text")]
-    encoded = encode(examples, tokenizer, "token-classification", TAGS)
+    encoded = TOKEN_CLASSIFICATION.encode(examples, tokenizer, TAGS)
     assert len(encoded.ids[0]) > 4 + 2  # some word is in several pieces
     logits = [np.random.default_rng(0).normal(0, 2, (len(rows), len(TAGS))) for rows in encoded.rows]
     rows, targets = labelled_rows(encoded, logits)

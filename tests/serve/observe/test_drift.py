@@ -8,7 +8,6 @@ import pytest
 from lookup_bundles import INTENTS, TAGS, VOCABULARY, city_table, intent_table, write_bundle, write_manifest
 from starlette.testclient import TestClient
 
-from compress.data.encoded import encode
 from compress.data.examples import Entity, Example
 from export.validation.temperature import validation_scores
 from serve.bundle.manifest import open_bundle
@@ -91,8 +90,8 @@ def test_what_is_served_is_as_sure_as_what_was_exported(entities_bundle: Path, i
         (intents_bundle, "text-classification", INTENTS),
     ):
         pipeline = Pipeline(bundle)
-        encoded = encode(
-            [Example(text, entities=(Entity(0, 1, "city"),)) for text in texts], pipeline.tokenizer, task, labels
+        encoded = task.encode(
+            [Example(text, entities=(Entity(0, 1, "city"),)) for text in texts], pipeline.tokenizer, labels
         )  # type: ignore[arg-type]
         rows = pipeline.encode(texts)
         logits = pipeline.session.run(rows)

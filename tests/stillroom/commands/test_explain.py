@@ -12,6 +12,7 @@ from repository import ROOT
 from small_task import examples, make_teacher, write_rows
 
 import stillroom
+from compress.tasks import TEXT_CLASSIFICATION
 from serve.errors import BadInput
 from stillroom.cli.judge import show_explained
 from stillroom.cli.main import app, guarded
@@ -163,9 +164,8 @@ def test_as_many_texts_are_drawn_as_asked_for_whatever_their_order(
 def test_answers_are_compared_where_both_models_have_a_head_for_the_same_labels(
     data: Path, rows: list[dict[str, object]], tmp_path: Path
 ) -> None:
-    from compress.data.encoded import encode
     from compress.data.examples import Example
-    from compress.evaluation.predictions import predictions, row_logits
+    from compress.evaluation.predictions import row_logits
     from compress.models.pretrained import load, open_model, open_tokenizer
 
     models = [
@@ -176,11 +176,9 @@ def test_answers_are_compared_where_both_models_have_a_head_for_the_same_labels(
     expected = []
     for model in map(str, models):
         opened = open_model(model)
-        encoded = encode(
-            [Example(str(row["text"])) for row in rows], open_tokenizer(opened), "text-classification",
-            opened.head_for("text-classification") or (),
-        )  # fmt: skip
-        expected.append(predictions(encoded, row_logits(load(opened, "text-classification"), encoded)))
+        texts, labels = [Example(str(row["text"])) for row in rows], opened.head_for(TEXT_CLASSIFICATION) or ()
+        encoded = TEXT_CLASSIFICATION.encode(texts, open_tokenizer(opened), labels)
+        expected.append(encoded.task.predictions(encoded, row_logits(load(opened, TEXT_CLASSIFICATION), encoded)))
     apart = {str(row["text"]): (a, b) for row, a, b in zip(rows, *expected, strict=True) if a != b}
     found = document["answers"]
     assert apart

@@ -10,6 +10,7 @@ from small_task import write_rows
 from suite_files import glue, lines, squad, tagged, xnli
 
 from compress.data.labelled_files import read_examples
+from compress.tasks import TOKEN_CLASSIFICATION
 from serve.errors import BadInput
 from stillroom.cli.judge import show_benchmark
 from stillroom.commands.benchmark import training
@@ -192,7 +193,7 @@ def test_suites_of_entities_are_read_as_they_are_published(suite: str, shallow_t
     first = task.rows(data, task.train).rows[0]
     assert "tel:1" in first["tokens"]
     assert not any(word.startswith(("de:", "zh-min-nan:")) for word in first["tokens"])
-    read = read_examples(write_rows(tmp_path / "first.jsonl", [first]), "token-classification")[0].entities or ()
+    read = read_examples(write_rows(tmp_path / "first.jsonl", [first]), TOKEN_CLASSIFICATION)[0].entities or ()
     assert [each.label for each in read] == ["LOC", "LOC"], "two cities side by side are two places"
 
 

@@ -1,8 +1,9 @@
 """Which texts a report shows teacher and student to differ on."""
 
 from compress.data.examples import Example
+from compress.evaluation.numbers import PEARSON
 from stillroom.commands.run.disagreements import SHOWN, disagreements
-from stillroom.commands.run.export_and_scores import number_rows
+from stillroom.commands.run.export_and_scores import further_rows
 
 
 def test_numbers_differ_where_they_can_be_told_from_each_other_and_the_furthest_apart_come_first() -> None:
@@ -29,7 +30,7 @@ def test_classes_and_entities_differ_where_they_are_not_the_same_and_so_many_are
 
 def test_each_model_has_its_other_scores_with_their_intervals() -> None:
     gold = [float(i) for i in range(50)]
-    rows = number_rows(gold, {"int8": [-number for number in gold], "teacher": gold})
+    rows = further_rows(PEARSON, gold, {"int8": [-number for number in gold], "teacher": gold})
     assert [row["name"] for row in rows] == ["teacher", "int8"]
     assert (rows[0]["spearman"]["value"], rows[0]["mean_squared_error"]["value"]) == (1, 0)
     assert rows[1]["spearman"]["high"] < -0.99

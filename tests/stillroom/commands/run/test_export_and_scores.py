@@ -14,6 +14,7 @@ from small_task import examples, make_teacher, write_rows
 from compress.data.encoded import Encoded
 from compress.engine.task_stages import save
 from compress.models.pretrained import load
+from compress.tasks import TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
 from compress.training.checkpoint import Progress
 from export.packing.variants import read_variants
 from export.precision.int8_search import session_logits
@@ -49,7 +50,7 @@ def test_a_student_that_finds_nothing_is_exported_and_left_to_the_gates(tmp_path
             threads=1,
         )
     )
-    model = load(inputs.opened, "token-classification", inputs.labels)
+    model = load(inputs.opened, TOKEN_CLASSIFICATION, inputs.labels)
     model.classifier.bias.data[0] = 100  # it says "outside" of every word
     save(
         model,
@@ -89,7 +90,7 @@ def test_texts_out_of_scope_are_not_learned_and_the_graphs_are_judged_by_who_abs
     assert fingerprints(inputs)["export"] != fingerprints(prepare(replace(recipe, keep_right=0.5)))["export"]
 
     folders = dict.fromkeys(("teacher", "start", "student"), tmp_path / "student") | {"export": tmp_path}
-    model = load(inputs.opened, "text-classification", inputs.labels)
+    model = load(inputs.opened, TEXT_CLASSIFICATION, inputs.labels)
     save(model, folders["student"], inputs, Progress(validation=[(1, 0.5)]), DETAILS)
     make_export(tmp_path, inputs, folders["student"], folders["student"])
     make_scores(tmp_path, inputs, folders)
@@ -139,7 +140,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunInputs, dict[st
     )
     folders = {name: folder / "stages" / name for name in ("teacher", "start", "student", "export", "scores")}
     for label, name in enumerate(("teacher", "start", "student")):
-        model = load(inputs.opened, "text-classification", inputs.labels)
+        model = load(inputs.opened, TEXT_CLASSIFICATION, inputs.labels)
         model.classifier.bias.data[label] = 100
         details = {
             "role": name,

@@ -12,6 +12,8 @@ from small_task import examples, relations, write_rows, write_splits
 from compress.data.splits import read_splits
 from compress.engine import task_stages
 from compress.engine.resumable_stages import Workdir
+from compress.evaluation.metrics import ACCURACY
+from compress.tasks import TEXT_CLASSIFICATION
 from serve.errors import BadInput
 from serve.options import make
 from stillroom.cli.make import show_transfer
@@ -222,7 +224,7 @@ def test_texts_on_which_a_target_is_scored_are_left_out_of_a_source(
     held = {
         example.text
         for split in ("validation", "test")
-        for example in getattr(read_splits(str(data / "messages"), "text-classification"), split)
+        for example in getattr(read_splits(str(data / "messages"), TEXT_CLASSIFICATION), split)
     }
     assert tasks.left_out == {"leaking": 20}
     assert len(tasks.sources["leaking"].splits.train) == 60
@@ -271,9 +273,10 @@ def test_the_choice_reads_validation_and_not_test() -> None:
         Cell("a", "t", 0): counted(9, 1), Cell("a", "u", 0): counted(2, 1),
         Cell("b", "t", 0): counted(6, 9), Cell("b", "u", 0): counted(6, 9), Cell(None, "t", 0): counted(10, 10),
     }  # fmt: skip
-    assert best_source(["a", "b"], cells) == "b", "5.5 of ten against 6 on average"
+    metrics = {"t": ACCURACY, "u": ACCURACY}
+    assert best_source(["a", "b"], metrics, cells) == "b", "5.5 of ten against 6 on average"
     cells[Cell("a", "u", 0)] = counted(4, 0)
-    assert best_source(["a", "b"], cells) == "a"
+    assert best_source(["a", "b"], metrics, cells) == "a"
 
 
 FAULTS: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {

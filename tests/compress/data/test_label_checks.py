@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 
 from compress.data.examples import Entity, Example, Splits
+from compress.data.label_checks import label_warnings
 from compress.data.tags import from_tags
-from compress.engine.label_checks import label_warnings
-
-TEXT, TOKENS = "text-classification", "token-classification"
+from compress.tasks import TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
 
 
 def examples(*labels: str | tuple[str, ...]) -> list[Example]:
@@ -17,7 +16,7 @@ def examples(*labels: str | tuple[str, ...]) -> list[Example]:
 
 
 def warnings(train: Sequence[str], validation: Sequence[str], test: Sequence[str]) -> list[str]:
-    return label_warnings(Splits(examples(*train), examples(*validation), examples(*test)), TEXT)
+    return label_warnings(Splits(examples(*train), examples(*validation), examples(*test)), TEXT_CLASSIFICATION)
 
 
 def test_labels_that_differ_in_capitals_blanks_or_dashes_alone_are_told_with_their_counts() -> None:
@@ -48,10 +47,10 @@ def test_a_label_that_only_one_split_has_is_told() -> None:
 
 def test_labels_of_entities_and_of_lists_are_looked_at_as_well() -> None:
     entities = [Example(f"ab {label}", entities=(Entity(0, 1, "x"), Entity(1, 2, label))) for label in ("X", "x")]
-    (said,) = label_warnings(Splits(entities, entities, entities), TOKENS)
+    (said,) = label_warnings(Splits(entities, entities, entities), TOKEN_CLASSIFICATION)
     assert "X (3) and x (9)" in said
     lists = examples(("x", "y"), (), ("X",))
-    (said,) = label_warnings(Splits(lists, lists, lists), TEXT)
+    (said,) = label_warnings(Splits(lists, lists, lists), TEXT_CLASSIFICATION)
     assert "X (3) and x (3)" in said
 
 
@@ -97,11 +96,14 @@ def test_a_label_with_a_comma_of_its_own_is_none_of_several() -> None:
 
 def test_a_text_with_two_labels_is_told_without_the_text() -> None:
     rows = [Example("secret words", label="pos"), Example(" secret words ", label="neg"), Example("other", label="pos")]
-    (said,) = label_warnings(Splits(rows, rows, rows), TEXT)
+    (said,) = label_warnings(Splits(rows, rows, rows), TEXT_CLASSIFICATION)
     assert "1 text stands in the data with different labels (neg and pos)" in said
     assert "secret" not in said
     twice = [Example("a b", entities=(Entity(0, 1, name),)) for name in ("x", "y")]
-    assert "1 text stands in the data with different labels:" in label_warnings(Splits(twice, twice, twice), TOKENS)[0]
+    assert (
+        "1 text stands in the data with different labels:"
+        in label_warnings(Splits(twice, twice, twice), TOKEN_CLASSIFICATION)[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,15 +119,15 @@ def test_a_text_with_two_labels_is_told_without_the_text() -> None:
 )
 def test_labels_of_entities_that_are_tags_are_told(labels: tuple[str, ...], told: bool) -> None:
     rows = [Example(f"ab {label}", entities=(Entity(0, 2, label),)) for label in labels]
-    said = label_warnings(Splits(rows, rows, rows), TOKENS)
+    said = label_warnings(Splits(rows, rows, rows), TOKEN_CLASSIFICATION)
     assert [("begin with the prefix of a tag" in each) for each in said] == [True] * told
 
 
 def test_words_none_of_which_is_outside_of_entities_are_told() -> None:
     all_named, outside = from_tags(["a", "b c"], ["NOUN", "VERB"]), from_tags(["a", "b"], ["NOUN", "O"])
     splits = Splits([all_named] * 2, [all_named], [all_named])
-    (said,) = label_warnings(splits, TOKENS)
+    (said,) = label_warnings(splits, TOKEN_CLASSIFICATION)
     assert said.startswith("No tag in train is O, so every word is in an entity.")
-    assert label_warnings(replace(splits, train=[all_named, outside]), TOKENS) == []
+    assert label_warnings(replace(splits, train=[all_named, outside]), TOKEN_CLASSIFICATION) == []
     whole = [Example("ab", entities=(Entity(0, 2, "x"),))]
-    assert label_warnings(Splits(whole, whole, whole), TOKENS) == []  # no word of it was given
+    assert label_warnings(Splits(whole, whole, whole), TOKEN_CLASSIFICATION) == []  # no word of it was given

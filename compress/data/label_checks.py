@@ -4,9 +4,10 @@ import difflib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-from compress.data.examples import SPLITS, Example, Splits, Task, classes_of
+from compress.data.examples import SPLITS, Example, Splits, classes_of
+from compress.data.task import Task
 
 RARE = 3  # a label with fewer examples in train is rare, if most examples have a label with `MANY`
 MANY = 10 * RARE
@@ -20,13 +21,13 @@ TAG = re.compile(r"([BIESLU])[-_](.+)", re.DOTALL | re.IGNORECASE)
 
 
 def label_warnings(splits: Splits, task: Task) -> list[str]:
-    """One sentence for each kind of warning about the labels of `splits`; none about numbers and questions."""
-    if task in ("text-regression", "question-answering"):
+    """One sentence for each kind of warning about the labels of `splits`; none where answers are no labels."""
+    if not task.names_labels:
         return []
-    counts = {split: _counts(getattr(splits, split), task) for split in SPLITS}
+    counts = {split: task.label_counts(getattr(splits, split)) for split in SPLITS}
     words = [example for example in splits.train if example.blanks_in_words is not None]
     found = outside_warning("in train", "the data") if words and all(map(_all_in_entities, words)) else []
-    found += spelling_warnings([example for split in SPLITS for example in getattr(splits, split)], task)
+    found += task.label_warnings([example for split in SPLITS for example in getattr(splits, split)])
     found += _rare(counts["train"])
     for split in ("validation", "test"):
         if unseen := sorted(counts[split].keys() - counts["train"].keys()):
@@ -36,12 +37,8 @@ def label_warnings(splits: Splits, task: Task) -> list[str]:
     return found
 
 
-def spelling_warnings(examples: Sequence[Example], task: Task) -> list[str]:
-    """The warnings of `label_warnings` that need no splits: about the spelling of labels, and texts with two of them."""
-    if task in ("text-regression", "question-answering"):
-        return []
-    counts = _counts(examples, task)
-    of_tags = _with_prefix(counts) if task == "token-classification" else []
+def spelling_warnings(examples: Sequence[Example], counts: Counter[str], of_tags: Sequence[str] = ()) -> list[str]:
+    """Warnings about the spelling of labels, of which there are `counts`, those `of_tags`, and about texts with two labels."""
     return [*_alike(counts), *_several_in_one(counts), *of_tags, *_contradictions(examples)]
 
 
@@ -63,13 +60,6 @@ def some(names: Sequence[str]) -> str:
     """The first `SHOWN` of `names`, and the number of others."""
     shown = ", ".join(names[:SHOWN])
     return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"
-
-
-def _counts(examples: Iterable[Example], task: Task) -> Counter[str]:
-    """How often each label occurs in `examples`."""
-    if task == "token-classification":
-        return Counter(entity.label for example in examples for entity in example.entities or ())
-    return Counter(name for example in examples for name in classes_of(example))
 
 
 def _alike(counts: Counter[str]) -> list[str]:
@@ -133,7 +123,7 @@ def _several_in_one(counts: Counter[str]) -> list[str]:
     ]
 
 
-def _with_prefix(counts: Counter[str]) -> list[str]:
+def prefix_warnings(counts: Counter[str]) -> list[str]:
     """A warning about labels of entities that are tags: one label with several prefixes, or all with B-."""
     tags = {label: match for label in counts if (match := TAG.fullmatch(label))}
     prefixes = Counter(match[2] for match in tags.values())

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from compress.data.encoded import Encoded
 from compress.data.examples import Example
-from compress.engine.label_checks import counted
+from compress.data.label_checks import counted
 from serve.text.questions import MOST_ANSWER_TOKENS
 from serve.text.spans import words
 
@@ -17,14 +17,10 @@ def text_warnings(encoded: Encoded, examples: Sequence[Example], max_length: int
             f"{encoded.truncated} of {counted(len(encoded), 'text', 'texts')} in {where} {'is' if encoded.truncated == 1 else 'are'} "
             f"longer than {max_length} tokens: training and scoring ignore the rest."
         )
-    if encoded.task == "question-answering":
-        found += _lost_answers(encoded, examples, where)
-    if encoded.task == "token-classification":
-        found += _inside_words(encoded, examples, where)
-    return found
+    return found + encoded.task.text_warnings(encoded, examples, where)
 
 
-def _inside_words(encoded: Encoded, examples: Sequence[Example], where: str) -> list[str]:
+def inside_words(encoded: Encoded, examples: Sequence[Example], where: str) -> list[str]:
     """A warning about entities that begin or end inside a word, which no model can match exactly."""
     lost = one_further = 0
     for example, text, encoding in zip(examples, encoded.texts, encoded.encodings, strict=True):
@@ -41,7 +37,7 @@ def _inside_words(encoded: Encoded, examples: Sequence[Example], where: str) -> 
     return [f"{entities} inside a word: models label whole words and cannot match them exactly.{inclusive}"]
 
 
-def _lost_answers(encoded: Encoded, examples: Sequence[Example], where: str) -> list[str]:
+def lost_answers(encoded: Encoded, examples: Sequence[Example], where: str) -> list[str]:
     """A warning about answers that no decoder can find: they are too long, or begin or end inside a word that a window cuts."""
     assert encoded.owners is not None
     held = {

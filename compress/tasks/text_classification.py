@@ -1,0 +1,184 @@
+"""Labels of texts: one a text, or any number; of a text, of a pair, or of the relation of two marked parts of a text."""
+
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from compress.data.answer_rows import Answer, class_answer
+from compress.data.columns import Columns
+from compress.data.encoded import IGNORED, Encoded, encoded_texts
+from compress.data.examples import Example, Splits, classes_of
+from compress.data.label_checks import spelling_warnings
+from compress.data.rows import check_labelled, labels_of, unlabelled_example
+from compress.data.task import Task
+from compress.data.teacher_labels import LEAST, class_logits
+from compress.evaluation.logits import distance, softmax
+from compress.evaluation.metrics import ACCURACY, MICRO_F1, Metric, Prediction
+from compress.models.heads import CLASSES
+from compress.tasks.labels import certain, name_faults, written
+from compress.tasks.replies import known
+from serve.errors import BadInput
+from serve.text.labels import MULTI_LABEL, applies
+
+ONE_LABEL = """You label texts. The labels are:
+{labels}
+
+Answer with one JSON object and nothing else: {"label": "..."}, where the label is one of those above, written exactly so."""
+SEVERAL_LABELS = """You label texts. Any number of these labels may apply to a text, also none:
+{labels}
+
+Answer with one JSON object and nothing else: {"label": ["...", "..."]}, with the labels that apply, written exactly so."""
+
+
+@dataclass(frozen=True)
+class TextClassification(Task):
+    """Gives a text its label, or with `multi_label` all that apply."""
+
+    multi_label: bool = False
+
+    name = "text-classification"
+    columns = ("text", "text_pair", "label")
+    head = CLASSES
+    has_kinds = True
+    answer_fields = "labels or label"
+
+    @property
+    def metric(self) -> Metric:
+        """Accuracy, or micro F1 of labels that apply."""
+        return MICRO_F1 if self.multi_label else ACCURACY
+
+    @property
+    def problem_type(self) -> str | None:
+        """That of a head with any number of labels."""
+        return MULTI_LABEL if self.multi_label else None
+
+    def with_multi_label(self, multi_label: bool) -> Task:
+        """See `Task.with_multi_label`."""
+        return replace(self, multi_label=multi_label)
+
+    def needed_columns(self, columns: Columns, names: Container[str]) -> list[str]:
+        """One text or two, and the label."""
+        text, *pair = columns.needed_texts()
+        return [text, "label", *pair]
+
+    def example_of(self, row: dict[str, Any], columns: Columns) -> Example:
+        """A text, a pair, or a text with head and tail, and its label or labels."""
+        check_labelled(row, columns, self)
+        example = unlabelled_example(row, columns)
+        return replace(example, label=labels_of(row[columns.label], columns.label))
+
+    def teacher_answer(self, row: dict[str, Any], example: Example, columns: Columns) -> Answer | None:
+        """See `class_answer`."""
+        return class_answer(row, example, columns)
+
+    def teacher_logits(self, answer: Answer, encoded: Encoded, index: int) -> np.ndarray | None:
+        """See `class_logits`."""
+        return class_logits(answer, encoded.labels, multi_label=self.multi_label)
+
+    def certain_logits(self, encoded: Encoded, index: int) -> np.ndarray:
+        """See `Task.certain_logits`."""
+        targets = encoded.targets[index]
+        if self.multi_label:
+            sure = np.float32(np.log(1 - LEAST) - np.log(LEAST))
+            return np.where(targets == 1, sure, np.where(targets == 0, -sure, 0)).astype(np.float32)
+        return certain(targets, len(encoded.labels))
+
+    def labels_in(self, examples: Iterable[Example]) -> tuple[str, ...]:
+        """The classes, sorted."""
+        return tuple(sorted(self.label_counts(examples)))
+
+    def label_counts(self, examples: Iterable[Example]) -> Counter[str]:
+        """How many texts have each label."""
+        return Counter(name for example in examples for name in classes_of(example))
+
+    def label_faults(self, labels: Sequence[str]) -> list[str]:
+        """Labels that are there twice or have no name."""
+        return name_faults(labels)
+
+    def check_train(self, splits: Splits) -> None:
+        """BadInput without a label, or with one alone where each text has one."""
+        names = splits.labels(self)
+        if self.multi_label and not names:
+            raise BadInput("No text of train has a label; at least 1 is needed. Label some texts.")
+        if not self.multi_label and len(names) < 2:
+            raise BadInput(f"train has only the class {names[0]!r}; at least 2 are needed. Add texts of another class.")
+
+    def label_warnings(self, examples: Sequence[Example]) -> list[str]:
+        """See `spelling_warnings`."""
+        return spelling_warnings(examples, self.label_counts(examples))
+
+    def encode(self, examples: Sequence[Example], tokenizer: Tokenizer, labels: Sequence[str]) -> Encoded:
+        """A row a text, whose target is the index of its label, or which labels apply."""
+        index = {label: i for i, label in enumerate(labels)}
+
+        def target_of(example: Example) -> np.ndarray:
+            if self.multi_label:
+                return _several(example, index)
+            known = index.get(example.label, IGNORED) if isinstance(example.label, str) else IGNORED
+            return np.array([known], dtype=np.int64)
+
+        return encoded_texts(self, examples, tokenizer, labels, target_of)
+
+    def gold_of(self, example: Example) -> Prediction:
+        """The label, or the set of those that apply."""
+        return frozenset(example.label) if isinstance(example.label, tuple) else str(example.label or "")
+
+    def predictions(self, encoded: Encoded, logits: Sequence[np.ndarray]) -> list[Prediction]:
+        """The likeliest label, or those that apply."""
+        if self.multi_label:
+            return [frozenset(encoded.labels[i] for i in np.flatnonzero(applies(rows[0]))) for rows in logits]
+        return [encoded.labels[int(rows[0].argmax())] for rows in logits]
+
+    def prediction_of(self, answer: Mapping[str, Any], example: Example) -> Prediction:
+        """The labels of an answer."""
+        labels = answer["labels"]
+        return frozenset(each["label"] for each in labels) if self.multi_label else str(labels[0]["label"])
+
+    def constant_predictions(self, encoded: Encoded) -> Iterator[list[Prediction]]:
+        """For each label, the answers of a model that always gives it.
+
+        If any number of labels may apply, the answers are the most frequent label, the two most frequent, and so on, because
+        these score best among constant answers of their size.
+        """
+        if not self.multi_label:
+            for label in encoded.labels:
+                yield [label] * len(encoded)
+            return
+        there = (np.concatenate(encoded.targets) == 1).sum(axis=0)
+        often = [encoded.labels[i] for i in np.argsort(-there, kind="stable")]
+        for size in range(1, len(often) + 1):
+            yield [frozenset(often[:size])] * len(encoded)
+
+    def distance(self, expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> tuple[float, float]:
+        """See `compress.evaluation.logits.distance`."""
+        return distance(np.concatenate(expected), np.concatenate(actual), multi_label=self.multi_label)
+
+    def instructions(self) -> str:
+        """To give one label, or all that apply."""
+        return SEVERAL_LABELS if self.multi_label else ONE_LABEL
+
+    def read_reply(self, reply: dict[str, Any], example: Example, labels: Sequence[str]) -> dict[str, Any]:
+        """The label, or the list of those that apply."""
+        label = reply.get("label")
+        if self.multi_label:
+            if not isinstance(label, list):
+                raise ValueError("`label` is not a list of labels")
+            return {"label": sorted({known(each, labels) for each in label})}
+        return {"label": known(label, labels)}
+
+    def written_answer(self, encoded: Encoded, index: int, logits: np.ndarray) -> dict[str, Any]:
+        """The probability of each label."""
+        probabilities = 1 / (1 + np.exp(-logits[0])) if self.multi_label else softmax(logits)[0]
+        return {"labels": written(probabilities, encoded.labels)}
+
+
+def _several(example: Example, index: dict[str, int]) -> np.ndarray:
+    """The labels that apply, (1, labels): 1 for each that does, otherwise 0; `IGNORED` for all if the label is unknown."""
+    applies = np.full((1, len(index)), IGNORED if example.label is None else 0, dtype=np.float32)
+    names = example.label if isinstance(example.label, tuple) else ()
+    applies[0, [index[name] for name in names if name in index]] = 1
+    return applies
