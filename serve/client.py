@@ -21,7 +21,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from serve.errors import BadInput, DeadlineExceeded, InternalError, Overloaded, StillroomError, TooLarge, Unavailable
-from serve.text.answers import EntitiesAnswer, LabelsAnswer, NumberAnswer, OffsetUnit, QuestionAnswer
+from serve.tasks.question_answering import QuestionAnswer
+from serve.tasks.text_classification import LabelsAnswer
+from serve.tasks.text_regression import NumberAnswer
+from serve.tasks.token_classification import EntitiesAnswer
+from serve.text.answers import OffsetUnit
 from serve.text.inputs import pairs_of
 from serve.text.spans import Aggregation
 

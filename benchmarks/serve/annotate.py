@@ -28,6 +28,7 @@ from latency.measure.statistics import paired_ratio
 from serve.bundle.cpu_quota import available_cores
 from serve.model.pipeline import Pipeline, length_batches
 from serve.text.answers import AnswerOptions
+from serve.text.inputs import TextWork
 from serve.workers.offline_pool import length_chunks
 from stillroom.commands.annotate.reader import InputFile
 from stillroom.commands.annotate.rows import Columns
@@ -62,7 +63,8 @@ def bare(bundle: Path, file: Path, variant: str | None, run_tokens: int, block: 
             encodings = pipeline.encode([text for text, _ in chosen], pairs or None)
             for batch in length_batches([len(each) for each in encodings], run_tokens):
                 for place, logits in zip(batch, pipeline.session.run([encodings[i] for i in batch]), strict=True):
-                    answers[blocks[mine][place]] = pipeline.answer(chosen[place][0], encodings[place], logits, options)
+                    work = TextWork(*chosen[place], options)
+                    answers[blocks[mine][place]] = pipeline.task.answer(work, encodings[place], logits, pipeline.facts)
         pipe.send((time.perf_counter(), time.process_time() - began_s))
         pipe.send(answers)
 

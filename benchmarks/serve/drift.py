@@ -28,7 +28,7 @@ def quantities_of(pipeline: Pipeline, file: Path) -> dict[str, np.ndarray]:
     texts = read_texts(file)
     rows = pipeline.encode(texts)
     found = [
-        pipeline.confidence(pipeline.words(text, row), logits)
+        pipeline.task.confidence(logits, pipeline.task.words(text, row), pipeline.facts)
         for first in range(0, len(rows), 64)
         for text, row, logits in zip(
             texts[first : first + 64],

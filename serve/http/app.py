@@ -37,6 +37,7 @@ from serve.observe.metrics import Counter, Metrics
 from serve.observe.tracing import traces_from_environment
 from serve.settings import WORKERS_A_FRONT, ConnectionLimits, Limits, ServeSettings
 from serve.standard_streams import drop_unwritten
+from serve.tasks import SERVED_TASKS
 from serve.workers.supervisor import ServedModel, processes_for
 
 log = logging.getLogger("serve")
@@ -85,14 +86,7 @@ def create_app(
     aliases = aliases or {}
     check_names([model.manifest.name for model in models], aliases)
     service = Service(models, limits, metrics, aliases, traces_from_environment(), log_texts=log_texts)
-    direct = {
-        "/v1/entities": service.entities,
-        "/v1/classify": service.classify,
-        "/v1/score": service.score,
-        "/v1/answer": service.answer,
-        "/v1/embeddings": service.embeddings,
-        "/v1/relations": service.relations,
-    }
+    direct = {task.endpoint.path: partial(service.answer, task) for task in SERVED_TASKS}
     routes = [
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in direct.items()),  # other methods get 405
         Route("/v1/models", service.describe_models),

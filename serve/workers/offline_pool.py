@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from serve.bundle.runtimes import Device
 from serve.errors import BadInput, InternalError, StillroomError, Unavailable
-from serve.model.work_items import Work, estimated_tokens
+from serve.model.work_items import Work, estimated_work_tokens
 from serve.observe.metrics import Metrics
 from serve.settings import Limits
 from serve.workers.batcher import PACKETS_A_BATCH
@@ -105,7 +105,7 @@ class OfflinePool:
             async with asyncio.TaskGroup() as tasks:
                 # The batcher serves callers of one packet in order of arrival.
                 packet = self._batch_tokens // PACKETS_A_BATCH
-                for places in length_chunks([estimated_tokens(work) for work in works], packet):
+                for places in length_chunks([estimated_work_tokens(work) for work in works], packet):
                     tasks.create_task(self._chunk({place: works[place] for place in places}, results))
         except ExceptionGroup as errors:
             why_none_runs = None if self._model.ready else self._model.start_error

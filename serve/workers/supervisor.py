@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from serve.bundle.cpu_quota import available_cores
-from serve.bundle.manifest import Manifest, open_bundle
+from serve.bundle.manifest import Manifest
 from serve.bundle.runtimes import Device
 from serve.bundle.variant_choice import choose
 from serve.model.description import ModelDescription
-from serve.model.work_items import Opening, Parts, TextWork, Work, estimated_tokens
+from serve.model.work_items import Opening, Parts, TokenWork, Work
 from serve.observe.drift import Drift, Expected
 from serve.observe.metrics import Metrics
 from serve.observe.request_context import RequestContext
 from serve.settings import Limits
-from serve.text.questions import tokens_of_windows
+from serve.tasks import open_bundle, task_of
 from serve.workers.batcher import AHEAD_TOKENS, Batcher, Reason, Wait
 from serve.workers.process import Answered, Asked, ModelProcess
 
@@ -64,6 +64,7 @@ class ServedModel:
         self._limits, self._variant, self._threads, self._processes = limits, variant, threads, processes
         self.device: Device = device
         self.manifest: Manifest = bundle.manifest
+        self.task = task_of(bundle.manifest)
         choice = choose(bundle, variant, device=device)
         for note in choice.notes:
             log.warning("%s", note)
@@ -264,13 +265,9 @@ class ServedModel:
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
     def _estimated_tokens(self, work: Work) -> int:
-        if self.manifest.task == "question-answering" and isinstance(work, TextWork):
-            question, context = estimated_tokens(TextWork(work.text)), estimated_tokens(TextWork(work.pair or ""))
-            return tokens_of_windows(question, context, self.manifest.max_length)
-        cut = self.manifest.relations or (
-            isinstance(work, TextWork) and (work.options.truncate or work.pair is not None)
-        )
-        return estimated_tokens(work, self.manifest.max_length if cut else None)
+        if isinstance(work, TokenWork):
+            return len(work.input_ids)
+        return self.task.estimated_tokens(work, self.manifest.max_length)
 
     def _released(self, reason: Reason, texts: int) -> None:
         self._metrics.released.labels(self.manifest.name, reason).inc()

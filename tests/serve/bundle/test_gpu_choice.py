@@ -14,11 +14,12 @@ from repository import ROOT
 from serve import settings as serve_settings
 from serve.bundle import gpu, variant_choice
 from serve.bundle.gpu import INSTALL_ONNXRUNTIME_GPU, gpu_lacks, gpus
-from serve.bundle.manifest import Bundle, open_bundle
+from serve.bundle.manifest import Bundle
 from serve.bundle.variant_choice import choose, choose_for_gpu
 from serve.errors import BadInput, BundleError
 from serve.http.app import fronts_of
 from serve.model.pipeline import Pipeline
+from serve.tasks import open_bundle
 from serve.workers.offline_pool import OfflinePool
 
 Copy = Callable[[Path], Path]

@@ -17,10 +17,11 @@ import uvloop
 from patience import PATIENCE_S
 from repository import ROOT
 
-from serve.bundle.manifest import open_bundle
 from serve.errors import InternalError, Unavailable
-from serve.model.work_items import Dropped, Opening, Parts, TextWork, Work, packed
+from serve.model.work_items import Dropped, Opening, Parts, Work, packed
 from serve.observe.request_context import RequestContext
+from serve.tasks import open_bundle
+from serve.text.inputs import TextWork
 from serve.workers import process as process_module
 from serve.workers.process import Answered, Asked, ModelProcess
 from serve.workers.worker import Given, messages
@@ -181,8 +182,9 @@ IN_A_PROCESS_THAT_MAY_NOT_WRITE_CODE = """
 import asyncio, ctypes, sys
 if ctypes.CDLL(None).prctl(65, 1, 0, 0, 0):  # PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN
     raise SystemExit("no such prctl")
-from serve.bundle.manifest import open_bundle
-from serve.model.work_items import Dropped, Opening, TextWork
+from serve.tasks import open_bundle
+from serve.model.work_items import Dropped, Opening
+from serve.text.inputs import TextWork
 from serve.observe.request_context import RequestContext
 from serve.workers.process import Asked, ModelProcess
 
