@@ -30,7 +30,7 @@ from serve.text.inputs import pairs_of
 from serve.text.spans import Aggregation
 
 if TYPE_CHECKING:
-    from serve.model.description import ModelDescription
+    from serve.workers.supervisor import ModelDescription
 
 # Pauses before a retry, if the server sends no Retry-After. Each pause is drawn from 0 to a bound, so that clients that failed
 # together do not retry together. The bound starts at the first value and doubles with each retry up to the longest

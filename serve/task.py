@@ -8,7 +8,7 @@ TaskName = Literal[
 ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Task:
     """What a model does."""
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from latency.measure.machine import machine_facts
-from serve.bundle.gpu import CUDA, gpu_lacks
+from serve.bundle.runtimes import CUDA, gpu_lacks
 from serve.model.session import onnxruntime_options, onnxruntime_session
 from serve.tasks import open_bundle
 

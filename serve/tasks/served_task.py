@@ -76,7 +76,7 @@ def model_facts(bundle: Bundle, variant: str, marker_ids: frozenset[int] = froze
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ServedTask(Task, ABC):
     """A task of the server and of `Pipeline`."""
 

@@ -7,13 +7,12 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from serve.bundle.cpu_quota import available_cores
 from serve.bundle.manifest import Manifest
 from serve.bundle.runtimes import Device
 from serve.bundle.variant_choice import choose
-from serve.model.description import ModelDescription
 from serve.model.work_items import Opening, Parts, TokenWork, Work
 from serve.observe.drift import Drift, Expected
 from serve.observe.metrics import Metrics
@@ -36,6 +35,24 @@ LONGEST_PAUSE_S = 10.0
 ATTEMPTS_IN_SILENCE = 3
 # How long a stopping model waits for batches under way whose requests have ended, before its processes are ended.
 UNWANTED_S = 2.0
+
+
+class ModelDescription(TypedDict):
+    """One model of this server."""
+
+    name: str
+    aliases: list[str]
+    task: str
+    labels: list[str]
+    vector_width: int
+    multi_label: bool
+    relations: bool
+    max_length: int
+    variant: str
+    variants: list[str]
+    promises: list[str]
+    device: str
+    digest: str
 
 
 class ServedModel:

@@ -11,12 +11,12 @@ from typing import Any, Literal, NotRequired, TypedDict
 import msgspec
 
 from serve.bundle.manifest import Manifest
-from serve.model.description import ModelDescription
 from serve.observe.request_context import TIMEOUT_HEADER
 from serve.settings import Limits
 from serve.tasks import SERVED_TASKS, task_of
 from serve.tasks.served_task import Endpoint
 from serve.text.answers import MOST_LABELS, WIDEST_VECTOR
+from serve.workers.supervisor import ModelDescription
 
 
 class OpenaiModel(TypedDict):

@@ -13,8 +13,8 @@ from repository import ROOT
 
 from serve import settings as serve_settings
 from serve.bundle import gpu, variant_choice
-from serve.bundle.gpu import INSTALL_ONNXRUNTIME_GPU, gpu_lacks, gpus
 from serve.bundle.manifest import Bundle
+from serve.bundle.runtimes import INSTALL_ONNXRUNTIME_GPU, gpu_lacks, gpus
 from serve.bundle.variant_choice import choose, choose_for_gpu
 from serve.errors import BadInput, BundleError
 from serve.http.app import fronts_of

@@ -11,7 +11,7 @@ from patience import PATIENCE_S
 from server_process import serving
 from small_checkpoints import MAX_LENGTH, TAGS, WORDS, farthest, write_checkpoint
 
-from serve.bundle.gpu import CUDA, gpu_lacks
+from serve.bundle.runtimes import CUDA, gpu_lacks
 from serve.errors import BundleError
 from serve.model import session as sessions
 from serve.model.pipeline import Pipeline
