@@ -33,7 +33,7 @@ class Parts(NamedTuple):
     decode_ms: float
 
 
-class Answered(NamedTuple):
+class TimedAnswers(NamedTuple):
     """A pass over many texts in batches."""
 
     answers: list[Answer]  # in the order of the texts
@@ -65,7 +65,7 @@ class EndToEnd:
             len(encoding), (tokenised_ns - start_ns) / 1e6, (run_ns - tokenised_ns) / 1e6, (decoded_ns - run_ns) / 1e6
         )
 
-    def many(self, texts: Sequence[Text], batch_tokens: int) -> Answered:
+    def many(self, texts: Sequence[Text], batch_tokens: int) -> TimedAnswers:
         """Answers all of `texts`, sorted by length, in batches of at most `batch_tokens` padded tokens."""
         start_s = time.perf_counter()
         encodings = self._tokenizer.encode_batch(list(texts))
@@ -87,7 +87,7 @@ class EndToEnd:
         wall_s = time.perf_counter() - start_s
         tokens = sum(map(len, encodings))
         parts = Parts(tokens, 1e3 * (tokenised_s - start_s), 1e3 * run_s, 1e3 * decode_s)
-        return Answered(answers, parts, padded_tokens, wall_s)
+        return TimedAnswers(answers, parts, padded_tokens, wall_s)
 
 
 def _decoder(candidate: Candidate) -> Callable[[Text, Encoding, np.ndarray], Answer]:

@@ -35,7 +35,7 @@ from serve.observe.tracing import Traces
 from serve.settings import Limits
 from serve.tasks.served_task import ServedTask
 from serve.text.inputs import TextWork
-from serve.workers.process import Answered
+from serve.workers.process import WorkOutput
 from serve.workers.supervisor import ServedModel
 
 log = logging.getLogger("serve")
@@ -50,7 +50,7 @@ Result = TypeVar("Result")
 PAGE = Path(__file__).parent / "page" / "index.html"
 
 
-class Described(NamedTuple):
+class ApiDescription(NamedTuple):
     """The OpenAPI document, and the page of it, of the models with these digests."""
 
     digests: list[str]
@@ -91,7 +91,7 @@ class Service:
         """Whether every front process has had its models."""
         self.on_reloaded: Callable[[], None] = lambda: None
         self._warming: asyncio.Task[None] | None = None
-        self._last_described: Described | None = None
+        self._last_api_description: ApiDescription | None = None
         self._deadlines = Deadlines()
 
     @asynccontextmanager
@@ -169,30 +169,30 @@ class Service:
 
     async def openapi(self, request: Request) -> Response:
         """GET /openapi.json."""
-        return Response(self._described().document, media_type="application/json")
+        return Response(self._api_description().document, media_type="application/json")
 
     async def docs(self, request: Request) -> Response:
         """GET /docs: the same as a web page."""
-        described = self._described()
+        described = self._api_description()
         page = at_address(described.page, request.url.scheme, request.headers.get("host", ""))
         return Response(page, headers=described.page_headers, media_type="text/html; charset=utf-8")
 
-    def _described(self) -> Described:
+    def _api_description(self) -> ApiDescription:
         """The document and its page, built once for the models that are served now: building takes milliseconds of this process."""
         named = {name: model.manifest for name, model in self.models.items()}
         digests = [manifest.digest for manifest in named.values()]
-        if self._last_described is None or self._last_described.digests != digests:
+        if self._last_api_description is None or self._last_api_description.digests != digests:
             document = openapi({**named, **{alias: named[name] for alias, name in self.aliases.items()}}, self.limits)
             page = docs_page(document)
             headers = {"Content-Security-Policy": content_security_policy(page)}
-            self._last_described = Described(digests, msgspec.json.encode(document), page, headers)
-        return self._last_described
+            self._last_api_description = ApiDescription(digests, msgspec.json.encode(document), page, headers)
+        return self._last_api_description
 
     async def try_page(self, request: Request) -> Response:
         """GET /: a page to try the models on."""
         return Response(self.page, headers=self.page_headers, media_type="text/html; charset=utf-8")
 
-    async def answers(self, request: Request, model: ServedModel, works: Sequence[Work]) -> list[Answered]:
+    async def answers(self, request: Request, model: ServedModel, works: Sequence[Work]) -> list[WorkOutput]:
         """The model's answers. DeadlineExceeded after the time allowed; ClientDisconnect once the client has gone."""
         context = context_of(request.scope)
         if self.log_texts:
@@ -210,7 +210,7 @@ class Service:
 
         gone.add_done_callback(hung_up)
         tick = self._deadlines.add(answered, min(left_s, self.limits.answer_s))
-        model.hold()
+        model.retain()
         try:
             if gone.done():
                 raise ClientDisconnect
@@ -224,7 +224,7 @@ class Service:
                 f"no answer within the {1000 * limit_s:,.4g} ms that {whose}; send fewer texts at once, or try again later"
             ) from error
         finally:
-            model.let_go()
+            model.release()
             answered.cancel()  # if nobody waited for it, so that no error is set any more
             self._deadlines.remove(answered, tick)
             gone.remove_done_callback(hung_up)

@@ -43,7 +43,7 @@ GPU_RUN_COSTS_TOKENS = 1024
 WARM_UP_SHAPES = ((1, 8), (1, 128), (8, 32))
 
 
-Answered = Answer | Logits | StillroomError
+WorkResult = Answer | Logits | StillroomError
 # What the model reads of one work item.
 Read = Row | WindowedText
 
@@ -203,7 +203,7 @@ class Pipeline:
         works: Sequence[Work],
         run_tokens: int | None = None,
         unwanted: Callable[[], Iterable[int]] = tuple,
-    ) -> Iterator[tuple[list[tuple[int, Answered]], Parts]]:
+    ) -> Iterator[tuple[list[tuple[int, WorkResult]], Parts]]:
         """Yields after each run of the model, shortest rows first: the answers that are complete, by index in `works`, and its times.
 
         A run has rows of similar length: at most `run_tokens` padded tokens for each thread (None: RUN_TOKENS, and GPU_RUN_TOKENS in
@@ -238,7 +238,7 @@ class Pipeline:
             logits = self._run_each(rows)
             run_s = time.perf_counter() - began_s
             began_s = time.perf_counter()
-            done: list[tuple[int, Answered]] = []
+            done: list[tuple[int, WorkResult]] = []
             scores: list[float] = []
             for (place, window), of_row in zip(chosen, logits, strict=True):
                 answer = self._done(works[place], read[place], window, of_row, scores) if place in read else None
@@ -250,10 +250,10 @@ class Pipeline:
             yield done, Parts(len(rows), sum(sizes), len(rows) * max(sizes), tokenise_s, run_s, decode_s, scores)
             tokenise_s = 0.0  # counted with the first run only
 
-    def _read(self, works: Sequence[Work]) -> tuple[dict[int, Read], list[tuple[int, Answered]]]:
+    def _read(self, works: Sequence[Work]) -> tuple[dict[int, Read], list[tuple[int, WorkResult]]]:
         """The rows or windows of each work item, by its index; and the errors of the others."""
         read: dict[int, Read] = {}
-        failed: list[tuple[int, Answered]] = []
+        failed: list[tuple[int, WorkResult]] = []
         singles: list[tuple[int, TextWork]] = []
         pairs: list[tuple[int, TextWork]] = []
         for place, work in enumerate(works):
@@ -317,7 +317,7 @@ class Pipeline:
 
     def _done(
         self, work: Work, read: Read, window: int, logits: np.ndarray | StillroomError, scores: list[float]
-    ) -> Answered | None:
+    ) -> WorkResult | None:
         """The answer to `work`, or None while it has windows to come; how sure the model is of it is added to `scores`."""
         if isinstance(logits, StillroomError):
             return logits

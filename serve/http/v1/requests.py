@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from serve.errors import BadInput, BadRequest, TooLarge, UnsupportedMedia
 from serve.observe.request_context import headers_of
 
-Asked = TypeVar("Asked", bound=msgspec.Struct)
+RequestBody = TypeVar("RequestBody", bound=msgspec.Struct)
 Decoded = TypeVar("Decoded")
 
 # A string, up to the end if it has none, so that no part of the text is searched twice; or a number such as 5.0 or 5.0e+00.
@@ -65,7 +65,7 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def decode(body: bytes, kind: type[Asked]) -> Asked:
+def decode(body: bytes, kind: type[RequestBody]) -> RequestBody:
     """`body` as `kind`. BadRequest if it is not JSON; BadInput, with the field, if a field is missing, unknown or wrong."""
     body = body.removeprefix(codecs.BOM_UTF8)
     try:
@@ -88,7 +88,7 @@ def decode_json(text: bytes, kind: type[Decoded]) -> Decoded:
         return msgspec.json.decode(INTEGER_AS_FLOAT.sub(rb"\1\2", text), type=kind)
 
 
-def _field_error(message: str, kind: type[Asked]) -> BadInput:
+def _field_error(message: str, kind: type[RequestBody]) -> BadInput:
     """The error for a message of msgspec, with the field that it names and the values that this field takes."""
     # "... - at `$.text[3]`", "... required field `text`", "... unknown field `txt` - at `$.head`"
     inside, of_object = re.search(r"`\$\.([^`]+)`$", message), re.search(r"field `([^`]*)`", message)
@@ -106,7 +106,7 @@ def _field_error(message: str, kind: type[Asked]) -> BadInput:
     return BadInput(f'the body: {message[0].lower()}{message[1:]}; send an object such as {{"text": "..."}}')
 
 
-def _need(kind: type[Asked], name: str) -> str:
+def _need(kind: type[RequestBody], name: str) -> str:
     """The description of field `name`."""
     annotation = get_type_hints(kind, include_extras=True)[name]
     return str(annotation.__metadata__[0].description)

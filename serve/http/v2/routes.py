@@ -25,7 +25,7 @@ from serve.settings import Limits
 from serve.tasks.served_task import ServedTask
 from serve.text.answers import AnswerOptions
 from serve.text.inputs import TextWork, check_limits
-from serve.workers.process import Answered
+from serve.workers.process import WorkOutput
 from serve.workers.supervisor import ServedModel
 
 JSON_LENGTH = "Inference-Header-Content-Length"
@@ -269,7 +269,7 @@ def wanted_outputs(asked: InferRequest, names: list[str], all_as_bytes: bool) ->
     return wanted
 
 
-def outputs_of(answers: list[Answered], names: list[str], task: ServedTask) -> list[OutputTensor]:
+def outputs_of(answers: list[WorkOutput], names: list[str], task: ServedTask) -> list[OutputTensor]:
     """The outputs `names`, made of the model's answers. If no label applies to a text, its `label` is empty and its `score` is 0."""
     logits = [answer for answer in answers if isinstance(answer, Logits)]
     if logits:  # all rows have the same length, so all logits have the same shape
