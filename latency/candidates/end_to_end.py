@@ -15,7 +15,7 @@ from serve.errors import BadInput
 from serve.model.pipeline import length_batches
 from serve.model.session import padded
 from serve.tasks import Answer, task_named
-from serve.tasks.served_task import ModelFacts
+from serve.tasks.served_task import ModelFacts, ReadText
 from serve.text.inputs import TextWork
 from serve.text.tokenizer import load_tokenizer
 
@@ -97,7 +97,8 @@ def _decoder(candidate: Candidate) -> Callable[[Text, Encoding, np.ndarray], Ans
 
     def answer(given: Text, encoding: Encoding, logits: np.ndarray) -> Answer:
         work = TextWork(given) if isinstance(given, str) else TextWork(*given)
-        answered: Answer = task.answer_unwindowed(work, encoding, logits, facts, truncated=bool(encoding.overflowing))
+        read = ReadText(work, encoding, task.words(work.text, encoding), bool(encoding.overflowing))
+        answered: Answer = task.answer_unwindowed(read, logits, facts)
         return answered
 
     return answer

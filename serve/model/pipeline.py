@@ -16,7 +16,7 @@ from serve.errors import BadInput, BundleError, InternalError, StillroomError
 from serve.model.session import Session
 from serve.model.work_items import Logits, Parts, TokenWork, Work
 from serve.tasks import Answer, open_bundle, task_of
-from serve.tasks.served_task import model_facts
+from serve.tasks.served_task import ReadText, model_facts
 from serve.text.answers import AnswerOptions, EncodingFormat, OffsetUnit
 from serve.text.entity_markers import MARKERS
 from serve.text.inputs import TextWork, as_texts, pairs_of, require_unicode
@@ -330,11 +330,11 @@ class Pipeline:
             if of_text is None:
                 return None
             read = read.tokens
-        words = self.task.words(work.text, read)
-        if self._scored and (score := self.task.confidence(of_text, words, self.facts)) is not None:
+        text = ReadText(work, read, self.task.words(work.text, read), truncated)
+        if self._scored and (score := self.task.confidence(text, of_text, self.facts)) is not None:
             scores.append(score)
         try:
-            return self.task.answer(work, read, of_text, self.facts, truncated=truncated, words=words)  # type: ignore[no-any-return]
+            return self.task.answer(text, of_text, self.facts)  # type: ignore[no-any-return]
         except StillroomError as error:
             return error
 

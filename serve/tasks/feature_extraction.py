@@ -12,11 +12,9 @@ from serve.bundle.manifest import Manifest
 from serve.errors import BadInput
 from serve.settings import Limits
 from serve.tasks.request_fields import ModelName, Text, Truncate, answer_options
-from serve.tasks.served_task import Endpoint, ModelFacts, ServedTask, calibrated, kind_faults
+from serve.tasks.served_task import Endpoint, ModelFacts, ReadText, ServedTask, calibrated
 from serve.text.answers import AnswerOptions, EncodingFormat
-from serve.text.inputs import TextWork, as_texts, check_limits
-from serve.text.spans import Word
-from serve.text.windows import Row
+from serve.text.inputs import TextWork, text_works
 
 # A number may be of any size; float32 holds about so many of its digits.
 NUMBER_DIGITS = 7
@@ -85,11 +83,9 @@ class FeatureExtraction(ServedTask):
             yield f"vector_width is {manifest.vector_width}, and {self.name} needs one above 0"
         if manifest.labels:
             yield f"{self.name} has no labels"
-        yield from kind_faults(self, manifest)
+        yield from self.kind_faults(manifest)
 
-    def answer_kind(
-        self, labels: Sequence[str], *, multi_label: bool = False, relations: bool = False, pairs: bool = False
-    ) -> str:
+    def answer_kind(self, labels: Sequence[str], **kinds: bool) -> str:
         return "sentence vectors"
 
     def answer_sentence(self, manifest: Manifest) -> str:
@@ -97,9 +93,7 @@ class FeatureExtraction(ServedTask):
         return f"It gives a text a vector of {manifest.vector_width} numbers{of_length_1}."
 
     def works_of(self, request: EmbeddingsRequest, limits: Limits) -> list[TextWork]:
-        options, texts = answer_options(request), as_texts(request.input, "input")
-        check_limits(texts, "input", limits)
-        return [TextWork(text, None, options) for text in texts]
+        return text_works(request.input, None, answer_options(request), limits, field="input")
 
     def response(self, model: str, variant: str, answers: Sequence[bytes]) -> dict[str, object]:
         vectors = [msgspec.json.decode(answer, type=_Vector) for answer in answers]
@@ -134,21 +128,12 @@ class FeatureExtraction(ServedTask):
                 field="dimensions",
             )
 
-    def answer(
-        self,
-        work: TextWork,
-        row: Row,
-        logits: np.ndarray,
-        model: ModelFacts,
-        *,
-        truncated: bool = False,
-        words: Sequence[Word] | None = None,
-    ) -> VectorAnswer:
+    def answer(self, read: ReadText, logits: np.ndarray, model: ModelFacts) -> VectorAnswer:
         """The vector, or its first `dimensions` numbers.
 
         A vector that was cut is brought to length 1, and with `normalised` every one: the mean of windows has another length.
         """
-        logits, options = calibrated(logits, work.options, model)
+        logits, options = calibrated(logits, read.work.options, model)
         kept = logits[: options.dimensions].astype(np.float64)
         of_length_1 = model.normalised or options.dimensions is not None
         if of_length_1:
@@ -160,7 +145,7 @@ class FeatureExtraction(ServedTask):
             embedding = np.round(kept, VECTOR_DECIMALS).tolist()
         else:
             embedding = [float(f"{number:.{NUMBER_DIGITS}g}") for number in kept.tolist()]
-        return {"embedding": embedding, "tokens": len(row), "truncated": truncated}
+        return {"embedding": embedding, "tokens": len(read.row), "truncated": read.truncated}
 
 
 class _Vector(msgspec.Struct):

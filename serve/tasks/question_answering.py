@@ -12,11 +12,10 @@ from serve.bundle.manifest import Manifest
 from serve.errors import BadInput, TooLarge
 from serve.settings import Limits
 from serve.tasks.request_fields import ModelName, Offsets, answer_options
-from serve.tasks.served_task import Endpoint, ModelFacts, ServedTask, kind_faults, logit_faults
+from serve.tasks.served_task import Endpoint, ModelFacts, ReadText, ServedTask, scores_in
 from serve.text.answers import SCORE_DECIMALS, length_in
 from serve.text.inputs import TextWork, as_texts, check_limits, estimated_tokens
 from serve.text.questions import EVEN_SCORE, Found, QuestionWindows, found_answer, question_rows, tokens_of_windows
-from serve.text.spans import Word
 from serve.text.windows import Row, WindowedText
 
 
@@ -67,14 +66,11 @@ class QuestionAnswering(ServedTask):
     """The text is the question, and its pair the context, which is read in windows."""
 
     def manifest_faults(self, manifest: Manifest) -> Iterator[str]:
-        yield from logit_faults(self, manifest)
-        yield from kind_faults(self, manifest)
+        yield from super().manifest_faults(manifest)
         if len(manifest.labels) != 2:
             yield f"{self.name} gives a token two numbers, and there are {len(manifest.labels)} labels"
 
-    def answer_kind(
-        self, labels: Sequence[str], *, multi_label: bool = False, relations: bool = False, pairs: bool = False
-    ) -> str:
+    def answer_kind(self, labels: Sequence[str], **kinds: bool) -> str:
         return "answers in a context"
 
     def answer_sentence(self, manifest: Manifest) -> str:
@@ -101,8 +97,7 @@ class QuestionAnswering(ServedTask):
         return [TextWork(*each, options) for each in zip(questions, contexts, strict=True)]
 
     def tensor_values(self, answers: Sequence[bytes]) -> dict[str, list[bytes] | np.ndarray]:
-        scores = [msgspec.json.decode(answer, type=_Score).score for answer in answers]
-        return {"score": np.asarray(scores, dtype="<f4")}
+        return {"score": scores_in(answers)}
 
     def estimated_tokens(self, work: TextWork, max_length: int) -> int:
         question, context = estimated_tokens(TextWork(work.text)), estimated_tokens(TextWork(work.pair or ""))
@@ -119,41 +114,27 @@ class QuestionAnswering(ServedTask):
     def read(self, work: TextWork, encoding: Encoding, model: ModelFacts) -> Row | WindowedText:
         return QuestionWindows(question_rows(encoding, work.pair or "", model.max_length))
 
-    def confidence(self, logits: np.ndarray, words: Sequence[Word], model: ModelFacts) -> float | None:
+    def confidence(self, read: ReadText, logits: Found, model: ModelFacts) -> float | None:
         return None
 
-    def answer(
-        self,
-        work: TextWork,
-        row: Row,
-        logits: Found,
-        model: ModelFacts,
-        *,
-        truncated: bool = False,
-        words: Sequence[Word] | None = None,
-    ) -> QuestionAnswer:
+    def answer(self, read: ReadText, logits: Found, model: ModelFacts) -> QuestionAnswer:
         """The likeliest answer of all windows, if its score is at least the model's threshold and `min_score`."""
-        found, context, unit = logits, work.pair or "", work.options.offsets
+        found, context, options = logits, read.work.pair or "", read.work.options
         answer_from = EVEN_SCORE if model.abstain_below is None else model.abstain_below
         given: FoundAnswer | None = None
-        if found.start < found.end and found.score >= max(answer_from, work.options.min_score):
-            start = length_in(context[: found.start], unit)
+        if found.start < found.end and found.score >= max(answer_from, options.min_score):
+            start = length_in(context[: found.start], options.offsets)
             text = context[found.start : found.end]
-            given = {"text": text, "start": start, "end": start + length_in(text, unit)}
+            given = {"text": text, "start": start, "end": start + length_in(text, options.offsets)}
         return {"answer": given, "score": round(found.score, SCORE_DECIMALS), "truncated": False}
 
-    def answer_unwindowed(
-        self, work: TextWork, encoding: Encoding, logits: np.ndarray, model: ModelFacts, *, truncated: bool
-    ) -> QuestionAnswer:
+    def answer_unwindowed(self, read: ReadText, logits: np.ndarray, model: ModelFacts) -> QuestionAnswer:
         # Of a text alone there is no context, and no answer.
-        (row,) = question_rows(encoding, work.pair or "", max(1, len(encoding)))
+        tokens = len(read.row)
+        (row,) = question_rows(read.row, read.work.pair or "", max(1, tokens))  # type: ignore[arg-type]  # nothing was windowed
         places = row.places
-        places[1:] += len(encoding) - len(row)  # a very long question is cut in the row, and was not for this run
-        return self.answer(work, row, found_answer([row], [logits[places]]), model)
-
-
-class _Score(msgspec.Struct):
-    score: float
+        places[1:] += tokens - len(row)  # a very long question is cut in the row, and was not for this run
+        return self.answer(read, found_answer([row], [logits[places]]), model)
 
 
 QUESTION_ANSWERING = QuestionAnswering(

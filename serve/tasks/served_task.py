@@ -76,6 +76,18 @@ def model_facts(bundle: Bundle, variant: str, marker_ids: frozenset[int] = froze
     )
 
 
+class ReadText(NamedTuple):
+    """A text that the model has read."""
+
+    work: TextWork
+    row: Row
+    """Its tokens."""
+    words: Sequence[Word] = ()
+    """Those of `ServedTask.words`."""
+    truncated: bool = False
+    """Whether tokens of the text were left out."""
+
+
 @dataclass(frozen=True, eq=False)
 class ServedTask(Task, ABC):
     """A task of the server and of `Pipeline`."""
@@ -111,15 +123,22 @@ class ServedTask(Task, ABC):
 
     # The bundle.
 
-    @abstractmethod
     def manifest_faults(self, manifest: Manifest) -> Iterator[str]:
         """Why a bundle of this task cannot have such labels and outputs."""
+        if manifest.vector_width > 0:
+            yield f"vector_width is {manifest.vector_width}, and {self.name} has no vectors"
+        yield from label_faults(manifest.labels)
+        yield from self.kind_faults(manifest)
+
+    def kind_faults(self, manifest: Manifest) -> Iterator[str]:
+        """The kinds of classification that the manifest has and the task has not."""
+        for kind in ("multi_label", "relations", "pairs"):
+            if getattr(manifest, kind) and kind not in self.manifest_kinds:
+                yield f"{kind} is for text-classification, not for {self.name}"
 
     @abstractmethod
-    def answer_kind(
-        self, labels: Sequence[str], *, multi_label: bool = False, relations: bool = False, pairs: bool = False
-    ) -> str:
-        """The kind of a model's answers in words, such as "single label"."""
+    def answer_kind(self, labels: Sequence[str], **kinds: bool) -> str:
+        """The kind of a model's answers in words, such as "single label"; `kinds` are those of its manifest, see `manifest_kinds`."""
 
     def label_names(self, labels: Sequence[str]) -> Sequence[str]:
         """The names that answers give, of a model with these `labels`."""
@@ -189,31 +208,20 @@ class ServedTask(Task, ABC):
         """The words of `text`, if the model labels words."""
         return ()
 
-    def confidence(self, logits: np.ndarray, words: Sequence[Word], model: ModelFacts) -> float | None:
+    def confidence(self, read: ReadText, logits: Any, model: ModelFacts) -> float | None:
         """How sure the model is of its answer (see `serve.text.answers.confidence`); None if there is nothing to be sure of."""
         return confidence(logits[None] / model.temperature, multi_label=model.multi_label)
 
     @abstractmethod
-    def answer(
-        self,
-        work: TextWork,
-        row: Row,
-        logits: Any,
-        model: ModelFacts,
-        *,
-        truncated: bool = False,
-        words: Sequence[Word] | None = None,
-    ) -> Any:
-        """The answer to `work`, made of the logits of its `row`, (tokens, labels) or (labels,), or of what its windows gave together.
+    def answer(self, read: ReadText, logits: Any, model: ModelFacts) -> Any:
+        """The answer made of the logits of a text's row, (tokens, labels) or (labels,), or of what its windows gave together.
 
-        `words` are those of `ServedTask.words`, if the caller has them. BadInput where no sequence of the tags is valid.
+        BadInput where no sequence of the tags is valid.
         """
 
-    def answer_unwindowed(
-        self, work: TextWork, encoding: Encoding, logits: np.ndarray, model: ModelFacts, *, truncated: bool
-    ) -> Any:
-        """The answer of a model that read `encoding` in one row, however long it is."""
-        return self.answer(work, encoding, logits, model, truncated=truncated)
+    def answer_unwindowed(self, read: ReadText, logits: np.ndarray, model: ModelFacts) -> Any:
+        """The answer of a model that read the whole text, or what was cut of it, in one row."""
+        return self.answer(read, logits, model)
 
 
 def calibrated(logits: np.ndarray, options: AnswerOptions, model: ModelFacts) -> tuple[np.ndarray, AnswerOptions]:
@@ -243,15 +251,10 @@ def check_promise(options: AnswerOptions, promise: str, model: ModelFacts) -> No
     )
 
 
-def logit_faults(task: Task, manifest: Manifest) -> Iterator[str]:
-    """Why no model of `task` gives logits of the labels in this manifest."""
-    if manifest.vector_width > 0:
-        yield f"vector_width is {manifest.vector_width}, and {task.name} has no vectors"
-    yield from label_faults(manifest.labels)
+def scores_in(answers: Sequence[bytes]) -> np.ndarray:
+    """The `score` of each of `answers` in JSON."""
+    return np.asarray([msgspec.json.decode(answer, type=_Score).score for answer in answers], dtype="<f4")
 
 
-def kind_faults(task: ServedTask, manifest: Manifest) -> Iterator[str]:
-    """The kinds of classification that the manifest has and `task` has not."""
-    for kind in ("multi_label", "relations", "pairs"):
-        if getattr(manifest, kind) and kind not in task.manifest_kinds:
-            yield f"{kind} is for text-classification, not for {task.name}"
+class _Score(msgspec.Struct):
+    score: float

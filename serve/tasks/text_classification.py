@@ -1,20 +1,17 @@
 """Text classification: one label of a text or of a pair, or any number of labels that apply. `serve.tasks.relations` is its third kind."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NotRequired, TypedDict
 
 import msgspec
 import numpy as np
 
-from serve.bundle.manifest import Manifest
 from serve.settings import Limits
 from serve.tasks.request_fields import Abstain, ModelName, Promise, Text, TextPair, TopK, Truncate, answer_options
-from serve.tasks.served_task import Datatype, Endpoint, ModelFacts, ServedTask, calibrated, kind_faults, logit_faults
+from serve.tasks.served_task import Datatype, Endpoint, ModelFacts, ReadText, ServedTask, calibrated
 from serve.text.answers import SCORE_DECIMALS, sigmoid, softmax
 from serve.text.inputs import TextWork, text_works
 from serve.text.labels import applies
-from serve.text.spans import Word
-from serve.text.windows import Row
 
 
 class LabelScore(TypedDict):
@@ -59,15 +56,9 @@ class ClassifyResponse(TypedDict):
 class TextClassification(ServedTask):
     """A text, or a pair of texts, gets labels with their probabilities."""
 
-    def manifest_faults(self, manifest: Manifest) -> Iterator[str]:
-        yield from logit_faults(self, manifest)
-        yield from kind_faults(self, manifest)
-
-    def answer_kind(
-        self, labels: Sequence[str], *, multi_label: bool = False, relations: bool = False, pairs: bool = False
-    ) -> str:
-        of = ", relations" if relations else ", text pairs" if pairs else ""
-        return ("multi-label" if multi_label else "single label") + of
+    def answer_kind(self, labels: Sequence[str], **kinds: bool) -> str:
+        of = ", relations" if kinds.get("relations") else ", text pairs" if kinds.get("pairs") else ""
+        return ("multi-label" if kinds.get("multi_label") else "single label") + of
 
     def works_of(self, request: ClassifyRequest, limits: Limits) -> list[TextWork]:
         return text_works(request.text, request.text_pair, answer_options(request), limits)
@@ -79,22 +70,13 @@ class TextClassification(ServedTask):
             "score": np.asarray([top[0]["score"] if top else 0.0 for top in likeliest], dtype="<f4"),
         }
 
-    def answer(
-        self,
-        work: TextWork,
-        row: Row,
-        logits: np.ndarray,
-        model: ModelFacts,
-        *,
-        truncated: bool = False,
-        words: Sequence[Word] | None = None,
-    ) -> LabelsAnswer:
+    def answer(self, read: ReadText, logits: np.ndarray, model: ModelFacts) -> LabelsAnswer:
         """The likeliest `top_k` labels; equal scores keep the order of the model's labels. Without `top_k`, all of them, or those
         that apply if any number may.
 
         With `abstain` there are none if the highest probability is below the threshold.
         """
-        logits, options = calibrated(logits, work.options, model)
+        logits, options = calibrated(logits, read.work.options, model)
         probabilities, count = sigmoid(logits) if model.multi_label else softmax(logits), options.top_k
         if count is None and model.multi_label:
             count = int(applies(logits).sum())
@@ -103,7 +85,7 @@ class TextClassification(ServedTask):
             "labels": [
                 {"label": model.labels[i], "score": round(float(probabilities[i]), SCORE_DECIMALS)} for i in likeliest
             ],
-            "truncated": truncated,
+            "truncated": read.truncated,
         }
         if options.abstain:
             below = model.abstain_below if options.promise is None else options.min_score

@@ -9,10 +9,8 @@ import numpy as np
 from serve.bundle.manifest import Manifest
 from serve.settings import Limits
 from serve.tasks.request_fields import ModelName, Text, TextPair, Truncate, answer_options
-from serve.tasks.served_task import Endpoint, ModelFacts, ServedTask, calibrated, kind_faults, logit_faults
+from serve.tasks.served_task import Endpoint, ModelFacts, ReadText, ServedTask, calibrated, scores_in
 from serve.text.inputs import TextWork, text_works
-from serve.text.spans import Word
-from serve.text.windows import Row
 
 # A number may be of any size; float32 holds about so many of its digits.
 NUMBER_DIGITS = 7
@@ -46,15 +44,12 @@ class TextRegression(ServedTask):
     """A text, or a pair of texts, gets the model's one logit as its number."""
 
     def manifest_faults(self, manifest: Manifest) -> Iterator[str]:
-        yield from logit_faults(self, manifest)
-        yield from kind_faults(self, manifest)
+        yield from super().manifest_faults(manifest)
         if len(manifest.labels) > 1:
             yield f"{self.name} gives a text one number, and there are {len(manifest.labels)} labels"
 
-    def answer_kind(
-        self, labels: Sequence[str], *, multi_label: bool = False, relations: bool = False, pairs: bool = False
-    ) -> str:
-        return "a number" + (" for text pairs" if pairs else "")
+    def answer_kind(self, labels: Sequence[str], **kinds: bool) -> str:
+        return "a number" + (" for text pairs" if kinds.get("pairs") else "")
 
     def answer_sentence(self, manifest: Manifest) -> str:
         return "It gives a text a number."
@@ -63,25 +58,11 @@ class TextRegression(ServedTask):
         return text_works(request.text, request.text_pair, answer_options(request), limits)
 
     def tensor_values(self, answers: Sequence[bytes]) -> dict[str, list[bytes] | np.ndarray]:
-        scores = [msgspec.json.decode(answer, type=_Score).score for answer in answers]
-        return {"score": np.asarray(scores, dtype="<f4")}
+        return {"score": scores_in(answers)}
 
-    def answer(
-        self,
-        work: TextWork,
-        row: Row,
-        logits: np.ndarray,
-        model: ModelFacts,
-        *,
-        truncated: bool = False,
-        words: Sequence[Word] | None = None,
-    ) -> NumberAnswer:
-        logits, _ = calibrated(logits, work.options, model)
-        return {"score": float(f"{logits[0]:.{NUMBER_DIGITS}g}"), "truncated": truncated}
-
-
-class _Score(msgspec.Struct):
-    score: float
+    def answer(self, read: ReadText, logits: np.ndarray, model: ModelFacts) -> NumberAnswer:
+        logits, _ = calibrated(logits, read.work.options, model)
+        return {"score": float(f"{logits[0]:.{NUMBER_DIGITS}g}"), "truncated": read.truncated}
 
 
 TEXT_REGRESSION = TextRegression(

@@ -1,19 +1,17 @@
 """Token classification: entities of a text, with offsets in the caller's unit."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, TypedDict
 
 import msgspec
 import numpy as np
 from msgspec import Meta
-from tokenizers import Encoding
 
-from serve.bundle.manifest import Manifest
 from serve.settings import Limits
 from serve.tasks.request_fields import ModelName, Offsets, Promise, Text, Truncate, answer_options
-from serve.tasks.served_task import Endpoint, ModelFacts, ServedTask, calibrated, kind_faults, logit_faults
+from serve.tasks.served_task import Endpoint, ModelFacts, ReadText, ServedTask, calibrated
 from serve.text.answers import SCORE_DECIMALS, OffsetUnit, confidence, length_in, softmax
-from serve.text.inputs import TextWork, as_texts, check_limits
+from serve.text.inputs import TextWork, text_works
 from serve.text.labels import entity_labels, schemes
 from serve.text.spans import Aggregation, Span, Word, decode_spans, words
 from serve.text.windows import Row
@@ -71,53 +69,33 @@ class EntitiesResponse(TypedDict):
 class TokenClassification(ServedTask):
     """Each token gets a tag; tags of words become entities."""
 
-    def manifest_faults(self, manifest: Manifest) -> Iterator[str]:
-        yield from logit_faults(self, manifest)
-        yield from kind_faults(self, manifest)
-
-    def answer_kind(
-        self, labels: Sequence[str], *, multi_label: bool = False, relations: bool = False, pairs: bool = False
-    ) -> str:
+    def answer_kind(self, labels: Sequence[str], **kinds: bool) -> str:
         return f"entities, {' and '.join(sorted(set(schemes(tuple(labels)).values())))}"
 
     def label_names(self, labels: Sequence[str]) -> Sequence[str]:
         return entity_labels(labels)
 
     def works_of(self, request: EntitiesRequest, limits: Limits) -> list[TextWork]:
-        options, texts = answer_options(request), as_texts(request.text)
-        check_limits(texts, "text", limits)
-        return [TextWork(text, None, options) for text in texts]
+        return text_works(request.text, None, answer_options(request), limits)
 
     def words(self, text: str, row: Row) -> Sequence[Word]:
         return words(text, row.offsets, row.word_ids)
 
-    def confidence(self, logits: np.ndarray, words: Sequence[Word], model: ModelFacts) -> float | None:
-        firsts = logits[[word.first_token for word in words]]
+    def confidence(self, read: ReadText, logits: np.ndarray, model: ModelFacts) -> float | None:
+        firsts = logits[[word.first_token for word in read.words]]
         return confidence(firsts / model.temperature) if len(firsts) else None
 
-    def answer(
-        self,
-        work: TextWork,
-        row: Row,
-        logits: np.ndarray,
-        model: ModelFacts,
-        *,
-        truncated: bool = False,
-        words: Sequence[Word] | None = None,
-    ) -> EntitiesAnswer:
-        logits, options = calibrated(logits, work.options, model)
-        found = self.words(work.text, row) if words is None else words
+    def answer(self, read: ReadText, logits: np.ndarray, model: ModelFacts) -> EntitiesAnswer:
+        logits, options = calibrated(logits, read.work.options, model)
         spans = decode_spans(
-            found, softmax(logits), model.labels, aggregation=options.aggregation, constrained=options.constrained
+            read.words, softmax(logits), model.labels, aggregation=options.aggregation, constrained=options.constrained
         )
         kept = [span for span in spans if span.score >= options.min_score]
-        return {"entities": _entities(work.text, kept, options.offsets), "truncated": truncated}
+        return {"entities": _entities(read.work.text, kept, options.offsets), "truncated": read.truncated}
 
-    def answer_unwindowed(
-        self, work: TextWork, encoding: Encoding, logits: np.ndarray, model: ModelFacts, *, truncated: bool
-    ) -> EntitiesAnswer:
+    def answer_unwindowed(self, read: ReadText, logits: np.ndarray, model: ModelFacts) -> EntitiesAnswer:
         # OpenVINO's rows are padded to multiples of the vector width.
-        return self.answer(work, encoding, logits[: len(encoding)], model, truncated=truncated)
+        return self.answer(read, logits[: len(read.row)], model)
 
 
 def _entities(text: str, spans: list[Span], unit: OffsetUnit) -> list[Entity]:

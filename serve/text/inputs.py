@@ -46,11 +46,15 @@ def pairs_of(text: object, text_pair: str | list[str] | None) -> list[str] | Non
 
 
 def text_works(
-    text: str | list[str], text_pair: str | list[str] | None, options: AnswerOptions, limits: Limits
+    text: str | list[str],
+    text_pair: str | list[str] | None,
+    options: AnswerOptions,
+    limits: Limits,
+    field: str = "text",
 ) -> list[TextWork]:
-    """Each text, with its pair if there are pairs. BadInput as of `pairs_of`; TooLarge as of `check_limits`."""
-    texts, pairs = as_texts(text), pairs_of(text, text_pair)
-    check_limits(texts, "text", limits)
+    """Each text, with its pair if there are pairs. BadInput as of `pairs_of`; TooLarge as of `check_limits`; `field` is that of `text`."""
+    texts, pairs = as_texts(text, field), pairs_of(text, text_pair)
+    check_limits(texts, field, limits)
     check_limits(pairs or [], "text_pair", limits)
     seconds: list[str] | list[None] = pairs or [None] * len(texts)
     return [TextWork(*each, options) for each in zip(texts, seconds, strict=True)]

@@ -119,7 +119,8 @@ def test_a_gpu_that_is_not_here_is_refused_before_anything_starts(entities_bundl
 
 @pytest.mark.skipif(gpus() > 0, reason="there is a GPU")
 @pytest.mark.parametrize(
-    ("providers", "remedy"), [([], INSTALL_ONNXRUNTIME_GPU), ([runtimes.CUDA], "finds no GPU: nvidia-smi must list one")]
+    ("providers", "remedy"),
+    [([], INSTALL_ONNXRUNTIME_GPU), ([runtimes.CUDA], "finds no GPU: nvidia-smi must list one")],
 )
 def test_the_package_is_named_where_it_is_missing_and_the_driver_where_that_is(
     monkeypatch: pytest.MonkeyPatch, providers: list[str], remedy: str
