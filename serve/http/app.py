@@ -22,8 +22,8 @@ from serve.http.auth.access import Access, Bodies
 from serve.http.auth.api_keys import KEYS_VARIABLE, MakeCounts, key_texts, keyring_of, read_keys
 from serve.http.auth.cors import Origins
 from serve.http.auth.key_counts import SharedCounts, own_counts
-from serve.http.connections.front_share import Share
-from serve.http.connections.fronts import Fronts
+from serve.http.connections.front_share import ProcessShare
+from serve.http.connections.fronts import HttpProcesses
 from serve.http.connections.graceful_shutdown import CUT_OFF_S, LEAVE_S, Server
 from serve.http.connections.limits import Watch
 from serve.http.connections.sockets import is_loopback, listening, openable_connections, surviving_hangup
@@ -195,14 +195,14 @@ def serve(
                 return
             counts = SharedCounts(fronts)
 
-            def work(share: Share) -> None:
+            def work(share: ProcessShare) -> None:
                 with logs():
                     _server(bundles, of_front(settings, share, processes), share, counts).run(
-                        share.control, lambda: share.say({"digests": share.digests})
+                        share.control, lambda: share.send({"digests": share.digests})
                     )
 
             leave_s = settings.drain_s + CUT_OFF_S + LEAVE_S
-            Fronts(listener, fronts, work, linger_s=settings.linger_s, leave_s=leave_s, opened=opened).run()
+            HttpProcesses(listener, fronts, work, linger_s=settings.linger_s, leave_s=leave_s, opened=opened).run()
 
 
 def knows_clients(settings: ServeSettings) -> bool:
@@ -238,7 +238,7 @@ def fronts_of(settings: ServeSettings) -> tuple[int, int]:
     return fronts, processes
 
 
-def of_front(settings: ServeSettings, share: Share, processes: int) -> ServeSettings:
+def of_front(settings: ServeSettings, share: ProcessShare, processes: int) -> ServeSettings:
     """The settings of one front process: its part of what is bounded for the whole server."""
     whole, most = settings.connections, settings.limits
     connections = replace(
@@ -261,7 +261,7 @@ def address(settings: ServeSettings, port: int) -> str:
 def _server(
     bundles: Sequence[Path | str],
     settings: ServeSettings,
-    share: Share | None = None,
+    share: ProcessShare | None = None,
     counts: SharedCounts | None = None,
 ) -> Server:
     """The server with these settings, or with `share` and `counts` one front process of it."""
@@ -295,7 +295,7 @@ def _server(
     )
 
 
-def _join(service: Service, watch: Watch, share: Share) -> None:
+def _join(service: Service, watch: Watch, share: ProcessShare) -> None:
     """Makes the server one of several front processes. BundleError if the others serve another bundle."""
     digests = {name: model.manifest.digest for name, model in service.models.items()}
     if share.digests and share.digests != digests:
@@ -308,11 +308,11 @@ def _join(service: Service, watch: Watch, share: Share) -> None:
 
     def reloaded() -> None:
         share.digests.update({name: model.manifest.digest for name, model in service.models.items()})
-        share.say({"digests": share.digests})
+        share.send({"digests": share.digests})
 
     def warm() -> None:
         share.board.warmed(share.number)
-        share.say({"warm": True})
+        share.send({"warm": True})
 
     watch.on_closed = partial(share.board.count_closed, share.number)
     service.fronts = FrontMetrics(service.metrics, share.sockets, share.number, share.fronts)
