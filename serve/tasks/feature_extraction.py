@@ -12,7 +12,7 @@ from serve.bundle.manifest import Manifest
 from serve.errors import BadInput
 from serve.settings import Limits
 from serve.tasks.request_fields import ModelName, Text, Truncate, answer_options
-from serve.tasks.served_task import Endpoint, ModelFacts, ReadText, ServedTask, calibrated
+from serve.tasks.served_task import Endpoint, ModelFacts, ReadText, ServedTask
 from serve.text.answers import AnswerOptions, EncodingFormat
 from serve.text.inputs import TextWork, text_works
 
@@ -133,7 +133,7 @@ class FeatureExtraction(ServedTask):
 
         A vector that was cut is brought to length 1, and with `normalised` every one: the mean of windows has another length.
         """
-        logits, options = calibrated(logits, read.work.options, model)
+        logits, options = model.calibrated(logits), read.work.options
         kept = logits[: options.dimensions].astype(np.float64)
         of_length_1 = model.normalised or options.dimensions is not None
         if of_length_1:

@@ -5,7 +5,7 @@ Each file of this folder has one such object. It is looked up once, where a bund
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -56,6 +56,11 @@ class ModelFacts:
     promises: Mapping[str, float] = field(default_factory=dict)
     marker_ids: frozenset[int] = frozenset()
     """The ids of the markers around the parts of a text; none for models that read texts without them."""
+
+    def calibrated(self, logits: np.ndarray) -> np.ndarray:
+        """The logits at the model's temperature."""
+        # In float64, so that different logits stay different and the order of labels does not change.
+        return logits if self.temperature == 1.0 else logits.astype(np.float64) / self.temperature
 
 
 def model_facts(bundle: Bundle, variant: str, marker_ids: frozenset[int] = frozenset()) -> ModelFacts:
@@ -222,16 +227,6 @@ class ServedTask(Task, ABC):
     def answer_unwindowed(self, read: ReadText, logits: np.ndarray, model: ModelFacts) -> Any:
         """The answer of a model that read the whole text, or what was cut of it, in one row."""
         return self.answer(read, logits, model)
-
-
-def calibrated(logits: np.ndarray, options: AnswerOptions, model: ModelFacts) -> tuple[np.ndarray, AnswerOptions]:
-    """The logits at the model's temperature, and options that keep the promise which is asked for."""
-    if model.temperature != 1.0:
-        # In float64, so that different logits stay different and the order of labels does not change.
-        logits = logits.astype(np.float64) / model.temperature
-    if options.promise is not None:
-        options = replace(options, min_score=model.promises[options.promise], abstain=True)
-    return logits, options
 
 
 def check_promise(options: AnswerOptions, promise: str, model: ModelFacts) -> None:

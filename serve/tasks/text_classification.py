@@ -8,7 +8,7 @@ import numpy as np
 
 from serve.settings import Limits
 from serve.tasks.request_fields import Abstain, ModelName, Promise, Text, TextPair, TopK, Truncate, answer_options
-from serve.tasks.served_task import Datatype, Endpoint, ModelFacts, ReadText, ServedTask, calibrated
+from serve.tasks.served_task import Datatype, Endpoint, ModelFacts, ReadText, ServedTask
 from serve.text.answers import SCORE_DECIMALS, sigmoid, softmax
 from serve.text.inputs import TextWork, text_works
 from serve.text.labels import applies
@@ -74,9 +74,9 @@ class TextClassification(ServedTask):
         """The likeliest `top_k` labels; equal scores keep the order of the model's labels. Without `top_k`, all of them, or those
         that apply if any number may.
 
-        With `abstain` there are none if the highest probability is below the threshold.
+        With `abstain` or `promise` there are none if the highest probability is below the threshold.
         """
-        logits, options = calibrated(logits, read.work.options, model)
+        logits, options = model.calibrated(logits), read.work.options
         probabilities, count = sigmoid(logits) if model.multi_label else softmax(logits), options.top_k
         if count is None and model.multi_label:
             count = int(applies(logits).sum())
@@ -87,8 +87,8 @@ class TextClassification(ServedTask):
             ],
             "truncated": read.truncated,
         }
-        if options.abstain:
-            below = model.abstain_below if options.promise is None else options.min_score
+        if options.abstain or options.promise is not None:
+            below = model.abstain_below if options.promise is None else model.promises[options.promise]
             answer["abstained"] = below is not None and float(probabilities.max()) < below
             if answer["abstained"]:
                 answer["labels"] = []

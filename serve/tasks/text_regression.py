@@ -9,7 +9,7 @@ import numpy as np
 from serve.bundle.manifest import Manifest
 from serve.settings import Limits
 from serve.tasks.request_fields import ModelName, Text, TextPair, Truncate, answer_options
-from serve.tasks.served_task import Endpoint, ModelFacts, ReadText, ServedTask, calibrated, scores_in
+from serve.tasks.served_task import Endpoint, ModelFacts, ReadText, ServedTask, scores_in
 from serve.text.inputs import TextWork, text_works
 
 # A number may be of any size; float32 holds about so many of its digits.
@@ -61,7 +61,7 @@ class TextRegression(ServedTask):
         return {"score": scores_in(answers)}
 
     def answer(self, read: ReadText, logits: np.ndarray, model: ModelFacts) -> NumberAnswer:
-        logits, _ = calibrated(logits, read.work.options, model)
+        logits = model.calibrated(logits)
         return {"score": float(f"{logits[0]:.{NUMBER_DIGITS}g}"), "truncated": read.truncated}
 
 

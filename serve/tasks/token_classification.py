@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from serve.settings import Limits
 from serve.tasks.request_fields import ModelName, Offsets, Promise, Text, Truncate, answer_options
-from serve.tasks.served_task import Endpoint, ModelFacts, ReadText, ServedTask, calibrated
+from serve.tasks.served_task import Endpoint, ModelFacts, ReadText, ServedTask
 from serve.text.answers import SCORE_DECIMALS, OffsetUnit, confidence, length_in, softmax
 from serve.text.inputs import TextWork, text_works
 from serve.text.labels import entity_labels, schemes
@@ -86,11 +86,12 @@ class TokenClassification(ServedTask):
         return confidence(firsts / model.temperature) if len(firsts) else None
 
     def answer(self, read: ReadText, logits: np.ndarray, model: ModelFacts) -> EntitiesAnswer:
-        logits, options = calibrated(logits, read.work.options, model)
+        logits, options = model.calibrated(logits), read.work.options
         spans = decode_spans(
             read.words, softmax(logits), model.labels, aggregation=options.aggregation, constrained=options.constrained
         )
-        kept = [span for span in spans if span.score >= options.min_score]
+        least = options.min_score if options.promise is None else model.promises[options.promise]
+        kept = [span for span in spans if span.score >= least]
         return {"entities": _entities(read.work.text, kept, options.offsets), "truncated": read.truncated}
 
     def answer_unwindowed(self, read: ReadText, logits: np.ndarray, model: ModelFacts) -> EntitiesAnswer:
