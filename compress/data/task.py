@@ -4,6 +4,9 @@ from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from serve.tasks import task_named
+from serve.tasks.served_task import ServedTask
+
 if TYPE_CHECKING:
     import numpy as np
     from tokenizers import Tokenizer
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
     from compress.evaluation.metrics import Answers, Metric, Prediction
     from compress.models.heads import Head
     from compress.models.number_head import Unit
-    from serve.bundle import manifest
+    from serve.task import TaskName
 
 
 class Task(Protocol):
@@ -25,8 +28,13 @@ class Task(Protocol):
     """
 
     @property
-    def name(self) -> "manifest.Task":
+    def name(self) -> "TaskName":
         """As settings and manifests have it."""
+
+    @property
+    def serving(self) -> ServedTask:
+        """What a bundle of it does."""
+        return task_named(self.name)
 
     @property
     def columns(self) -> tuple[str, ...]:

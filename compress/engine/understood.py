@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from compress.data.examples import SPLITS
-from serve.text.labels import kind_of
 
 if TYPE_CHECKING:
     from compress.engine.task_inputs import TaskInputs
@@ -25,8 +24,7 @@ def understood(inputs: "TaskInputs", steps: Mapping[str, int] | None = None) -> 
     theirs = list(task.answer_labels(own)) if own else []
     found: dict[str, Any] = {
         "task": task.name,
-        "kind": kind_of(
-            task.name,
+        "kind": task.serving.answer_kind(
             inputs.labels,
             multi_label=splits.multi_label,
             relations=splits.relations,

@@ -42,13 +42,13 @@ def are_names(tags: Collection[str]) -> bool:
     >>> are_names(["O", "NAME", "E-MAIL", "I-NUMBER"]), are_names(["O", "B-MAIL", "E-MAIL"])
     (True, False)
     """
-    found = {(tag[0], tag[2:]) for tag in tags if PREFIXED.fullmatch(tag)}
+    prefixed = {(tag[0], tag[2:]) for tag in tags if PREFIXED.fullmatch(tag)}
     bare = {tag for tag in tags if tag != OUTSIDE and tag not in NO_WORD and not PREFIXED.fullmatch(tag)}
-    prefixes, labels = {prefix for prefix, _ in found}, {label for _, label in found}
-    if len(labels) < len(found) or labels & bare:
+    prefixes, labels = {prefix for prefix, _ in prefixed}, {label for _, label in prefixed}
+    if len(labels) < len(prefixed) or labels & bare:
         return False
     if bare and prefixes & {"B", "I"} and not prefixes & {"E", "L"}:
-        return len(bare) > len(found)
+        return len(bare) > len(prefixed)
     return bool(bare or prefixes & {"E", "L"})
 
 
@@ -117,30 +117,8 @@ def schemes(tags: tuple[str, ...]) -> dict[str, Scheme]:
     for prefix, label in map(split_tag, with_prefixes(tags)):
         if label:
             prefixes[label].add(prefix)
-    bounded: Scheme = "BIOES" if any(found & {"E", "S"} for found in prefixes.values()) else "BIO"
-    return {label: "IO" if found == {"I"} else bounded for label, found in prefixes.items()}
-
-
-def kind_of(
-    task: str, labels: Sequence[str], *, multi_label: bool = False, relations: bool = False, pairs: bool = False
-) -> str:
-    """The kind of answers in words: entities with the scheme of their tags, a number, vectors, or how many labels a text may have.
-
-    >>> kind_of("token-classification", ("O", "B-city", "I-city"))
-    'entities, BIO'
-    >>> kind_of("text-classification", ("no", "yes"), multi_label=True, pairs=True)
-    'multi-label, text pairs'
-    """
-    if task == "feature-extraction":
-        return "sentence vectors"
-    if task == "question-answering":
-        return "answers in a context"
-    if task == "text-regression":
-        return "a number" + (" for text pairs" if pairs else "")
-    if task == "token-classification":
-        return f"entities, {' and '.join(sorted(set(schemes(tuple(labels)).values())))}"
-    of = ", relations" if relations else ", text pairs" if pairs else ""
-    return ("multi-label" if multi_label else "single label") + of
+    bounded: Scheme = "BIOES" if any(used & {"E", "S"} for used in prefixes.values()) else "BIO"
+    return {label: "IO" if used == {"I"} else bounded for label, used in prefixes.items()}
 
 
 def gives_number(problem_type: str | None, labels: int) -> bool:

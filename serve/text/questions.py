@@ -13,7 +13,7 @@ import numpy as np
 from tokenizers import Encoding
 
 from serve.text.spans import words
-from serve.text.windows import TokenRow, window_starts
+from serve.text.windows import TokenRow, WindowedText, window_starts
 
 # Tokens that a window of a long context shares with the next, at most half of its own; and the longest question and answer, as
 # those of BERT's run_squad.py.
@@ -82,7 +82,7 @@ def question_rows(encoding: Encoding, context: str, max_length: int) -> list[Que
     for start in starts:
         inside = slice(after + start, min(after + start + room, after + len(own)))
         places = np.concatenate([head, np.arange(inside.start, inside.stop), tail])
-        found = words(context, offsets[inside], word_ids[inside])
+        window_words = words(context, offsets[inside], word_ids[inside])
         rows.append(
             QuestionRow(
                 ids[places],
@@ -91,7 +91,7 @@ def question_rows(encoding: Encoding, context: str, max_length: int) -> list[Que
                 first=len(head),
                 last=len(places) - len(tail),
                 start=start,
-                words=np.array(found, dtype=np.int32) if found else NO_WORDS,
+                words=np.array(window_words, dtype=np.int32) if window_words else NO_WORDS,
             )
         )
     return rows
@@ -131,11 +131,12 @@ def found_answer(rows: Sequence[QuestionRow], logits: Sequence[np.ndarray]) -> F
     return Found(start, end, _sigmoid(best - none))
 
 
-class QuestionWindows:
+class QuestionWindows(WindowedText):
     """The windows of one question, and their logits so far."""
 
     def __init__(self, rows: list[QuestionRow]) -> None:
         self._rows = rows
+        self.tokens = rows[0]
         self._logits: dict[int, np.ndarray] = {}
 
     def __len__(self) -> int:
@@ -145,8 +146,12 @@ class QuestionWindows:
         """The tokens of one window."""
         return self._rows[window]
 
+    def row_length(self, window: int) -> int:
+        """The number of these tokens."""
+        return len(self._rows[window])
+
     def take(self, window: int, logits: np.ndarray) -> Found | None:
-        """Stores the logits of one window, (tokens, 2). With the last window it returns the likeliest answer."""
+        """Stores the logits of one window, (tokens, 2). With the last window it returns the likeliest answer; otherwise None."""
         self._logits[window] = logits[self._rows[window].places]
         if len(self._logits) < len(self._rows):
             return None

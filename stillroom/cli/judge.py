@@ -212,7 +212,7 @@ def inspect(bundle: Path | str) -> Document:
 
 def show_bundle(document: Document) -> None:
     """Prints what the bundle is, in tables."""
-    from serve.bundle.manifest import open_bundle
+    from serve.tasks import open_bundle
     from stillroom.commands.inspect import explain
 
     explain(open_bundle(Path(document["folder"])))

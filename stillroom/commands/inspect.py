@@ -6,10 +6,10 @@ from typing import Any
 
 from serve.bundle.cpu import cpu_features, suits
 from serve.bundle.cpu_quota import read_cores, why
-from serve.bundle.manifest import MANIFEST, Bundle, Manifest, open_bundle
+from serve.bundle.manifest import MANIFEST, Bundle, Manifest
 from serve.bundle.variant_choice import choose
 from serve.errors import BundleError
-from serve.text.labels import entity_labels, kind_of
+from serve.tasks import open_bundle, task_of
 from stillroom.console import result, table
 
 IN_ONE_LINE = 20  # labels; more are listed on lines of their own
@@ -29,14 +29,10 @@ def inspected(bundle: Path) -> dict[str, Any]:
 
 def labels_line(manifest: Manifest) -> str:
     """The names of the labels, on lines of their own where they are many; for tags the entity types."""
-    tags = manifest.task == "token-classification"
-    labels = entity_labels(manifest.labels) if tags else manifest.labels
-    if manifest.task == "text-regression":
-        return "It gives a text a number."
-    if manifest.task == "question-answering":
-        return "It answers questions about a context, or says that it holds no answer."
-    if manifest.vector_width:
-        return f"It gives a text a vector of {manifest.vector_width} numbers{', of length 1' if manifest.normalised else ''}."
+    task = task_of(manifest)
+    if sentence := task.answer_sentence(manifest):
+        return sentence
+    labels = task.label_names(manifest.labels)
     count = f"{len(labels)} label{'s' * (len(labels) != 1)}"
     if len(labels) <= IN_ONE_LINE:
         return f"{count}: {', '.join(labels)}"
@@ -51,8 +47,7 @@ def labels_line(manifest: Manifest) -> str:
 
 
 def _kind(manifest: Manifest) -> str:
-    return kind_of(
-        manifest.task,
+    return task_of(manifest).answer_kind(
         manifest.labels,
         multi_label=manifest.multi_label,
         relations=manifest.relations,

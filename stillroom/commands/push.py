@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from serve.bundle.fetched import remote_manifest
-from serve.bundle.manifest import MANIFEST, Bundle, open_bundle
+from serve.bundle.manifest import MANIFEST, Bundle
 from serve.bundle.remote_files import (
     CREDENTIALS,
     LIBRARIES,
@@ -22,6 +22,7 @@ from serve.bundle.remote_files import (
 )
 from serve.bundle.store_files import listed, removed, tried
 from serve.errors import BadInput, BundleError
+from serve.tasks import open_bundle
 from stillroom.console import bar, say
 from stillroom.inputs.local_bundle import MB, local_bundle
 from stillroom.settings.push import Pushing

@@ -18,9 +18,9 @@ from compress.evaluation.predictions import row_logits
 from compress.models.pretrained import load, open_model, open_tokenizer
 from compress.settings import TaskSettings
 from compress.tasks import QUESTION_ANSWERING
-from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput
 from serve.model.pipeline import Pipeline
+from serve.tasks import open_bundle
 from serve.text.labels import SPAN_ENDS
 
 TASK = "question-answering"

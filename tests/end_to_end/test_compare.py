@@ -18,8 +18,8 @@ from compress.engine.resumable_stages import Workdir
 from compress.models.families import FAMILIES, layers_of
 from compress.models.pretrained import load_encoder, open_model
 from compress.tasks import TEXT_CLASSIFICATION
-from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput, GateMissed
+from serve.tasks import open_bundle
 from stillroom.commands.compare import training
 from stillroom.commands.compare.choices import Choice
 from stillroom.commands.compare.rows import Row

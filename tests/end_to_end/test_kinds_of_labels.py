@@ -15,10 +15,10 @@ from compress.data.splits import read_splits
 from compress.models.pretrained import load, open_model, save_tokenizer
 from compress.tasks import MULTI_LABEL_CLASSIFICATION, TEXT_CLASSIFICATION
 from compress.training.task_training import TaskTraining, train_on_task
-from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput
 from serve.http.app import create_app
 from serve.model.pipeline import Pipeline
+from serve.tasks import open_bundle
 
 TASK = "text-classification"
 RECIPE = """

@@ -23,9 +23,9 @@ from compress.models import number_head
 from compress.models.pretrained import load, open_model
 from compress.settings import TaskSettings
 from compress.tasks import TEXT_CLASSIFICATION, TEXT_REGRESSION
-from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput
 from serve.model.pipeline import Pipeline
+from serve.tasks import open_bundle
 
 TASK = "text-regression"
 SHAPE = "layers=1,hidden=32,heads=4,ffn=64"

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compress.settings import VECTORS
-from serve.bundle.manifest import MANIFEST, open_bundle
+from serve.bundle.manifest import MANIFEST
 from serve.bundle.remote_files import shown
 from serve.errors import BadInput
+from serve.tasks import open_bundle
 from stillroom.commands.evaluate.foreign_settings import refuse_revision, refuse_variant
 from stillroom.commands.evaluate.texts import examples_of, file_of
 from stillroom.inputs.local_bundle import local_bundle

@@ -14,8 +14,7 @@ from compress.data.splits import split_file
 from compress.data.subset import subset
 from compress.data.task import Task
 from compress.data.texts import read_texts
-from compress.settings import VECTORS
-from compress.tasks import TASKS
+from compress.tasks import LABELLED
 from serve.errors import BadInput
 
 TIMED_TEXTS = 1_000  # at most; all texts are scored
@@ -107,16 +106,16 @@ def _labelled(file: Path, task: str | None, columns: Columns) -> tuple[list[Exam
     """The examples of `file` if it has labels for `task`, else a note why there is no metric."""
     if task is None:
         return None, ["The models do not share one task, so there is no metric."]
-    if task == VECTORS:
+    if task not in LABELLED:
         return None, ["Vectors have no labels, so there is no metric; `stillroom evaluate --teacher` compares them."]
     notes: list[str] = []
     try:
-        examples = read_examples(file, TASKS[task], columns, notes)
+        examples = read_examples(file, LABELLED[task], columns, notes)
     except BadInput as error:
         if suffix_of(file) == ".txt":
             return None, [f"No metric: {file.name} is plain text."]
         # If a column was named or the first row has labels, missing labels are an error and not a file without labels.
-        if columns != USUAL or not _lacks_labels(file, TASKS[task]):
+        if columns != USUAL or not _lacks_labels(file, LABELLED[task]):
             raise
         return None, [f"No metric: {file.name} has no labels for {task} ({error.message.splitlines()[-1].strip()})."]
     return examples, notes

@@ -27,8 +27,9 @@ from export.packing.builder import DOCUMENTED, ModelReport
 from export.packing.writer import clear_leftovers
 from latency.measure.machine import MachineFacts, machine_facts
 from latency.measure.result_document import ProfileDocument
-from serve.bundle.manifest import MANIFEST, canonical_json, open_bundle
+from serve.bundle.manifest import MANIFEST, canonical_json
 from serve.errors import BadInput, BundleError
+from serve.tasks import open_bundle
 from stillroom.commands.run import export_and_scores
 from stillroom.commands.run.stage_fingerprints import ANSWERS, STUDENTS_PLAN, fingerprints
 from stillroom.commands.run.teacher_answers import make_answers, with_teachers_answers
