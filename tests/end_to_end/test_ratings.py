@@ -15,13 +15,13 @@ import stillroom as face
 from compress.data.encoded import encode
 from compress.data.labelled_files import read_examples
 from compress.data.row_faults import BadRows
-from compress.engine.soft_labels import fold_of
-from compress.engine.task_inputs import open_task
-from compress.engine.understood import understood, understood_lines
 from compress.evaluation.numbers import check_unit
 from compress.evaluation.predictions import predictions, row_logits
 from compress.models import number_head
 from compress.models.pretrained import head_for, load, open_model
+from compress.runs.soft_labels import fold_of
+from compress.runs.task_inputs import open_task
+from compress.runs.understood import understood, understood_lines
 from compress.settings import TaskSettings
 from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from compress.data.encoded import Encoded
 from compress.data.examples import Example
-from compress.engine.label_checks import counted
+from compress.runs.label_checks import counted
 from serve.text.questions import MOST_ANSWER_TOKENS
 from serve.text.spans import words
 

@@ -12,7 +12,7 @@ from compress.evaluation.questions import Acceptable
 from serve.text.labels import entity_labels, kind_of
 
 if TYPE_CHECKING:
-    from compress.engine.task_inputs import TaskInputs
+    from compress.runs.task_inputs import TaskInputs
 
 FEW = 20  # most labels that are all listed; of more, only the most and least frequent are
 AT_EACH_END = 3

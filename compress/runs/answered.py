@@ -9,15 +9,15 @@ import numpy as np
 from compress.data.encoded import IGNORED, Encoded
 from compress.data.examples import Example, Splits, check_task
 from compress.data.teacher_labels import LEAST, Held, TeacherLabels
-from compress.engine.label_checks import counted
 from compress.evaluation.metrics import Score, chance, gold_of, score
 from compress.evaluation.numbers import check_unit
 from compress.evaluation.predictions import constant_predictions, predictions
+from compress.runs.label_checks import counted
 from serve.errors import BadInput
 from serve.text.labels import entity_labels
 
 if TYPE_CHECKING:
-    from compress.engine.task_inputs import TaskInputs
+    from compress.runs.task_inputs import TaskInputs
 
 
 ENOUGH_TEXTS = (

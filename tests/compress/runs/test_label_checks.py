@@ -7,7 +7,7 @@ import pytest
 
 from compress.data.examples import Entity, Example, Splits
 from compress.data.tags import from_tags
-from compress.engine.label_checks import label_warnings
+from compress.runs.label_checks import label_warnings
 
 TEXT, TOKENS = "text-classification", "token-classification"
 

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from compress.data.encoded import encode
 from compress.data.examples import Example
 from compress.distributed import Share
-from compress.engine import soft_labels, task_stages
-from compress.engine.task_inputs import TaskInputs, open_task
 from compress.evaluation.predictions import row_logits, softmax
+from compress.runs import soft_labels, task_stages
+from compress.runs.task_inputs import TaskInputs, open_task
 from compress.settings import TaskSettings
 from serve.errors import BadInput
 from serve.text.spans import words
