@@ -34,19 +34,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from compress.engine import task_stages
-from compress.engine.distill import distill
-from compress.engine.hardware import same_bits
-from compress.engine.lineage import read_lineage, save_with_lineage
-from compress.engine.method_chain import method_chain
-from compress.engine.method_runner import run_method, with_head
-from compress.engine.resumable_stages import TRAINING, Workdir
-from compress.engine.soft_labels import make_soft_labels, read_confidence, read_soft_labels
-from compress.engine.task_inputs import TaskInputs, open_task
 from compress.evaluation.metrics import ACCURACY
 from compress.evaluation.predictions import row_logits
 from compress.models.initialise import student_of
 from compress.models.pretrained import load, load_encoder, open_model
+from compress.runs import task_stages
+from compress.runs.distill import distill
+from compress.runs.hardware import same_bits
+from compress.runs.lineage import read_lineage, save_with_lineage
+from compress.runs.method_chain import method_chain
+from compress.runs.method_runner import run_method, with_head
+from compress.runs.resumable_stages import TRAINING, Workdir
+from compress.runs.soft_labels import make_soft_labels, read_confidence, read_soft_labels
+from compress.runs.task_inputs import TaskInputs, open_task
 from compress.settings import TaskSettings
 from compress.tasks import task_named
 from compress.training.task_training import TaskTraining, train_on_task

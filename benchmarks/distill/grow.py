@@ -26,17 +26,17 @@ import transformers
 from compress.data.corpus import CorpusText, Piece, chunks, tokenised
 from compress.data.encoded import pad_id_of
 from compress.data.texts import TextFiles
-from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
-from compress.engine.hardware import same_bits
-from compress.engine.lineage import save_with_lineage
-from compress.engine.method_runner import Link, MethodInputs, fit_head, run_method
-from compress.engine.resumable_stages import Workdir
 from compress.methods.catalogue import Sizes, mlm
 from compress.models.activations import Part, read
 from compress.models.grow_teacher import grown
 from compress.models.initialise import shape_in
 from compress.models.living_layers import living_layers, relative_changes, twin_correlation
 from compress.models.pretrained import Opened, load_encoder, open_model, open_tokenizer
+from compress.runs.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
+from compress.runs.hardware import same_bits
+from compress.runs.lineage import save_with_lineage
+from compress.runs.method_runner import Link, MethodInputs, fit_head, run_method
+from compress.runs.resumable_stages import Workdir
 from stillroom.console import show
 
 LONGEST, BATCH, MEASURED, MOST_TOKENS = 128, 8, 32, 1_000_000  # MEASURED: pieces of the corpus

@@ -28,7 +28,6 @@ from compress.data.batches import inputs_for
 from compress.data.corpus import CorpusText, chunks
 from compress.data.texts import read_texts
 from compress.distributed import Share
-from compress.engine.task_stages import on_task
 from compress.evaluation.predictions import row_logits
 from compress.losses.relations import dot_scores, split_heads
 from compress.methods.catalogue import Stage
@@ -37,6 +36,7 @@ from compress.models.families import FAMILIES
 from compress.models.initialise import student_of
 from compress.models.precision import autocast
 from compress.models.pretrained import load, load_encoder, open_model, save_tokenizer
+from compress.runs.task_stages import on_task
 from compress.tasks import task_named
 from compress.training.loop import train
 from compress.training.stage import StageSettings, train_stage

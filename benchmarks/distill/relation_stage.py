@@ -14,13 +14,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from compress.engine import task_stages
-from compress.engine.fingerprints import fingerprint
-from compress.engine.hardware import same_bits
-from compress.engine.lineage import read_lineage
-from compress.engine.method_runner import run_method
-from compress.engine.soft_labels import make_soft_labels
 from compress.evaluation.predictions import row_logits
+from compress.runs import task_stages
+from compress.runs.fingerprints import fingerprint
+from compress.runs.hardware import same_bits
+from compress.runs.lineage import read_lineage
+from compress.runs.method_runner import run_method
+from compress.runs.soft_labels import make_soft_labels
 from compress.tasks import task_named
 from stillroom.commands.run.time_budget import full_plan, timed_rates
 from stillroom.console import say

@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compress.engine import task_stages
-from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
-from compress.engine.resumable_stages import Workdir
-from compress.engine.soft_labels import make_soft_labels
-from compress.engine.task_inputs import TaskInputs
 from compress.models.shapes import STUDENTS, Shape
+from compress.runs import task_stages
+from compress.runs.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
+from compress.runs.resumable_stages import Workdir
+from compress.runs.soft_labels import make_soft_labels
+from compress.runs.task_inputs import TaskInputs
 from latency.analysis.pareto import Point, pareto_front
 from latency.measure.machine import MachineFacts
 from serve.bundle.cpu_quota import available_cores

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from compress.engine import task_stages
-from compress.engine.fingerprints import fingerprint
-from compress.engine.resumable_stages import Workdir
-from compress.engine.soft_labels import read_soft_labels
-from compress.engine.task_inputs import TaskInputs, scored_rows
 from compress.evaluation.metrics import Metric, Score
 from compress.models.shapes import STUDENTS, Shape
 from compress.progress import message
+from compress.runs import task_stages
+from compress.runs.fingerprints import fingerprint
+from compress.runs.resumable_stages import Workdir
+from compress.runs.soft_labels import read_soft_labels
+from compress.runs.task_inputs import TaskInputs, scored_rows
 from serve.bundle.manifest import canonical_json
 from stillroom.settings.search import Sampler
 from stillroom.student_search.controller import Places, controlled, reward

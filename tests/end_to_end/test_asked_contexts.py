@@ -12,10 +12,10 @@ from test_run import stillroom
 import compress
 import stillroom as face
 from compress.data.labelled_files import read_examples
-from compress.engine.task_inputs import open_task
-from compress.engine.understood import understood, understood_lines
 from compress.evaluation.predictions import row_logits
 from compress.models.pretrained import load, open_model, open_tokenizer
+from compress.runs.task_inputs import open_task
+from compress.runs.understood import understood, understood_lines
 from compress.settings import TaskSettings
 from compress.tasks import QUESTION_ANSWERING
 from serve.errors import BadInput

@@ -14,13 +14,13 @@ import compress
 import stillroom as face
 from compress.data.labelled_files import read_examples
 from compress.data.row_faults import BadRows
-from compress.engine.soft_labels import fold_of
-from compress.engine.task_inputs import open_task
-from compress.engine.understood import understood, understood_lines
 from compress.evaluation.numbers import check_unit
 from compress.evaluation.predictions import row_logits
 from compress.models import number_head
 from compress.models.pretrained import load, open_model
+from compress.runs.soft_labels import fold_of
+from compress.runs.task_inputs import open_task
+from compress.runs.understood import understood, understood_lines
 from compress.settings import TaskSettings
 from compress.tasks import TEXT_CLASSIFICATION, TEXT_REGRESSION
 from serve.errors import BadInput

@@ -12,8 +12,8 @@ from test_run import stillroom
 
 import compress.training.teacher_cache
 import stillroom as face
-from compress.engine import method_runner, task_stages
 from compress.methods.catalogue import METHODS, Sizes
+from compress.runs import method_runner, task_stages
 from serve.bundle.cpu import HIDDEN_VARIABLE
 from serve.errors import BadInput
 

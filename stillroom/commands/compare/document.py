@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from compress.engine import task_stages
-from compress.engine.fingerprints import trained_with
-from compress.engine.resumable_stages import Workdir
-from compress.engine.task_inputs import TaskInputs, scored_rows
 from compress.evaluation.metrics import Metric, Score
+from compress.runs import task_stages
+from compress.runs.fingerprints import trained_with
+from compress.runs.resumable_stages import Workdir
+from compress.runs.task_inputs import TaskInputs, scored_rows
 from stillroom.commands.compare.choices import CONTROL
 from stillroom.commands.compare.rows import Row
 from stillroom.commands.compare.training import ROW, STUDENT

@@ -5,11 +5,11 @@ from functools import partial
 from pathlib import Path
 
 from compress.data.corpus import tokenised
-from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
-from compress.engine.method_chain import check_method_name
-from compress.engine.method_runner import MethodInputs
-from compress.engine.task_inputs import TaskInputs, open_task, unseen
 from compress.models.packed_inputs import row_tokens_for
+from compress.runs.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
+from compress.runs.method_chain import check_method_name
+from compress.runs.method_runner import MethodInputs
+from compress.runs.task_inputs import TaskInputs, open_task, unseen
 from compress.settings import WHERE_DATA_IS, TaskSettings
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput

@@ -5,12 +5,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compress.engine import task_stages
-from compress.engine.hardware import same_bits
-from compress.engine.lineage import read_lineage
-from compress.engine.method_runner import asks_words, fit_head
-from compress.engine.resumable_stages import Workdir
-from compress.engine.task_inputs import TaskInputs
+from compress.runs import task_stages
+from compress.runs.hardware import same_bits
+from compress.runs.lineage import read_lineage
+from compress.runs.method_runner import asks_words, fit_head
+from compress.runs.resumable_stages import Workdir
+from compress.runs.task_inputs import TaskInputs
 from export.packing.writer import refuse_foreign
 from serve.bundle.manifest import canonical_json
 from serve.errors import GateMissed

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from compress.engine.hardware import same_bits
-from compress.engine.lineage import read_lineage
-from compress.engine.method_runner import RANDOM, Labelled, Link, MethodInputs, asks_words, run_method
-from compress.engine.resumable_stages import STATE, Workdir
-from compress.engine.task_inputs import TaskInputs, open_task, scored_rows
 from compress.models.pretrained import load, open_model
+from compress.runs.hardware import same_bits
+from compress.runs.lineage import read_lineage
+from compress.runs.method_runner import RANDOM, Labelled, Link, MethodInputs, asks_words, run_method
+from compress.runs.resumable_stages import STATE, Workdir
+from compress.runs.task_inputs import TaskInputs, open_task, scored_rows
 from compress.training.loop import Diverged
 from serve.bundle.manifest import canonical_json
 from stillroom.commands.compare.choices import NEW_LAYERS

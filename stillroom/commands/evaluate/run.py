@@ -164,9 +164,9 @@ def _of_bundle(model: str, data: Path, given: Evaluation) -> _Answered:
 
 def _of_checkpoint(model: str, data: Path, given: Evaluation) -> _Answered:
     from compress.data.examples import check_kind
-    from compress.engine.hardware import device_here
     from compress.evaluation.predictions import row_logits
     from compress.models.pretrained import check_labels, head_fault, load, open_model, open_tokenizer
+    from compress.runs.hardware import device_here
     from compress.tasks import task_of
     from serve.text.entity_markers import knows_markers
 

@@ -11,15 +11,15 @@ import msgspec
 import numpy as np
 
 from compress.data.encoded import Encoded
-from compress.engine.answering_teacher import as_given
-from compress.engine.hardware import device_here
-from compress.engine.lineage import base_model_of, read_lineage
-from compress.engine.resumable_stages import STATE
-from compress.engine.soft_labels import told
-from compress.engine.task_stages import load_stage
-from compress.engine.understood import understood
 from compress.evaluation.metrics import Metric, Prediction
 from compress.evaluation.predictions import row_logits
+from compress.runs.answering_teacher import as_given
+from compress.runs.hardware import device_here
+from compress.runs.lineage import base_model_of, read_lineage
+from compress.runs.resumable_stages import STATE
+from compress.runs.soft_labels import told
+from compress.runs.task_stages import load_stage
+from compress.runs.understood import understood
 from export.graph.exporter import export_graph
 from export.graph.vocabulary_trimming import trim_vocabulary
 from export.packing.builder import ModelReport, OnTest, Scores, scores_on_test

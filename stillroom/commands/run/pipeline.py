@@ -15,13 +15,13 @@ from typing import Any, cast
 
 from compress import distributed
 from compress.data.batches import TaskText
-from compress.engine import task_stages
-from compress.engine.agreement import check_same_inputs, contents_of
-from compress.engine.hardware import same_bits
-from compress.engine.lineage import read_lineage
-from compress.engine.method_runner import MethodInputs, asks_words, fit_head, run_method
-from compress.engine.soft_labels import make_soft_labels, save_answers
-from compress.engine.understood import understood, understood_lines
+from compress.runs import task_stages
+from compress.runs.agreement import check_same_inputs, contents_of
+from compress.runs.hardware import same_bits
+from compress.runs.lineage import read_lineage
+from compress.runs.method_runner import MethodInputs, asks_words, fit_head, run_method
+from compress.runs.soft_labels import make_soft_labels, save_answers
+from compress.runs.understood import understood, understood_lines
 from compress.settings import AUTO
 from export.packing.builder import DOCUMENTED, ModelReport
 from export.packing.writer import clear_leftovers

@@ -6,9 +6,9 @@ from importlib.metadata import version
 import onnxruntime as ort
 
 from compress.data.examples import examples_fingerprint
-from compress.engine import task_stages
-from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
-from compress.engine.method_runner import is_checkpoint
+from compress.runs import task_stages
+from compress.runs.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
+from compress.runs.method_runner import is_checkpoint
 from stillroom.inputs.preflight import RunInputs
 
 STUDENTS_PLAN, ANSWERS = "students-plan", "teacher-answers"

@@ -17,9 +17,6 @@ from torch import Tensor
 from compress.data.batches import collate, rows_of, to_device
 from compress.data.corpus import CorpusText, masking_of
 from compress.data.packing import rows_a_step
-from compress.engine.hardware import device_here
-from compress.engine.method_runner import HEAD_SHARE, asks_words
-from compress.engine.task_stages import SOFT_WEIGHTS, trial_steps
 from compress.evaluation.predictions import row_logits
 from compress.losses.outputs import label_loss, total
 from compress.methods.catalogue import Stage
@@ -29,6 +26,9 @@ from compress.models.embedding_rows import rows_in_use
 from compress.models.initialise import student_of
 from compress.models.precision import computing, weights_in
 from compress.models.pretrained import has_vocabulary_head, load, load_encoder
+from compress.runs.hardware import device_here
+from compress.runs.method_runner import HEAD_SHARE, asks_words
+from compress.runs.task_stages import SOFT_WEIGHTS, trial_steps
 from compress.training.stage import step_losses
 from serve.errors import BadInput
 from stillroom.commands.run.teacher_answers import seconds_to_ask
@@ -53,7 +53,7 @@ class Plan:
     student_steps: int
     seconds: dict[str, float]
     memory_bytes: int = 0
-    understood: dict[str, Any] = field(default_factory=dict)  # see `compress.engine.understood`
+    understood: dict[str, Any] = field(default_factory=dict)  # see `compress.runs.understood`
     warnings: tuple[str, ...] = ()
     """Of trainings that were cut; in the document of a dry run also those about its inputs."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from compress import distributed
-from compress.engine.resumable_stages import Workdir
+from compress.runs.resumable_stages import Workdir
 from compress.settings import AUTO
 from latency.measure.machine import MachineFacts
 from latency.measure.result_document import ProfileDocument

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from compress.engine import task_stages
-from compress.engine.fingerprints import trained_with
-from compress.engine.resumable_stages import Workdir
-from compress.engine.task_inputs import TaskInputs
 from compress.evaluation.metrics import Metric, mean_over_tasks
+from compress.runs import task_stages
+from compress.runs.fingerprints import trained_with
+from compress.runs.resumable_stages import Workdir
+from compress.runs.task_inputs import TaskInputs
 from stillroom.commands.transfer.tasks import METHOD, Tasks
 from stillroom.commands.transfer.training import STUDENT, Cell
 from stillroom.settings.transfer import Transferring

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from compress.data.batches import TaskText
-from compress.engine import task_stages
-from compress.engine.fingerprints import fingerprint, trained_with
-from compress.engine.method_runner import Labelled, Link, MethodInputs, run_method
-from compress.engine.resumable_stages import STATE, Workdir
-from compress.engine.task_inputs import TaskInputs, scored_rows
+from compress.runs import task_stages
+from compress.runs.fingerprints import fingerprint, trained_with
+from compress.runs.method_runner import Labelled, Link, MethodInputs, run_method
+from compress.runs.resumable_stages import STATE, Workdir
+from compress.runs.task_inputs import TaskInputs, scored_rows
 from stillroom.commands.transfer.tasks import METHOD, Tasks
 from stillroom.settings.transfer import Transferring
 

@@ -12,8 +12,8 @@ import pytest
 from small_task import examples, make_teacher, write_rows
 
 from compress.data.encoded import Encoded
-from compress.engine.task_stages import save
 from compress.models.pretrained import load
+from compress.runs.task_stages import save
 from compress.tasks import TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
 from compress.training.checkpoint import Progress
 from export.packing.variants import read_variants

@@ -10,9 +10,9 @@ import pytest
 from small_task import examples, relations, write_rows, write_splits
 
 from compress.data.splits import read_splits
-from compress.engine import task_stages
-from compress.engine.resumable_stages import Workdir
 from compress.evaluation.metrics import ACCURACY
+from compress.runs import task_stages
+from compress.runs.resumable_stages import Workdir
 from compress.tasks import TEXT_CLASSIFICATION
 from serve.errors import BadInput
 from serve.options import make

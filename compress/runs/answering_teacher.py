@@ -10,12 +10,12 @@ from typing import TypeVar
 from compress.data.examples import Splits, check_kind
 from compress.data.label_checks import some
 from compress.data.task import Task
-from compress.engine.method_runner import is_checkpoint
 from compress.models.answering import AnsweringTeacher, find_answering
 from compress.models.families import FAMILIES
 from compress.models.heads import head_of
 from compress.models.initialise import differing_tokenizers, shape_in
 from compress.models.pretrained import open_model, open_unread
+from compress.runs.method_runner import is_checkpoint
 from compress.settings import AUTO, TaskSettings
 from compress.tasks import LABELLED
 from serve.errors import BadInput

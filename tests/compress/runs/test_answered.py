@@ -13,10 +13,10 @@ import torch
 from small_task import examples, write_rows
 
 import stillroom as face
-from compress.engine.soft_labels import make_soft_labels, read_soft_labels
-from compress.engine.task_inputs import TaskInputs, open_task
-from compress.engine.task_stages import load_stage, make_start
 from compress.evaluation.logits import softmax
+from compress.runs.soft_labels import make_soft_labels, read_soft_labels
+from compress.runs.task_inputs import TaskInputs, open_task
+from compress.runs.task_stages import load_stage, make_start
 from compress.settings import TaskSettings
 from serve.errors import BadInput
 

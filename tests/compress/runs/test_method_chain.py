@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from compress.engine.method_chain import check_start, method_chain
 from compress.methods.catalogue import LABELS
 from compress.models.shapes import Shape
+from compress.runs.method_chain import check_start, method_chain
 from serve.errors import BadInput
 
 TEACHER = Shape(6, 48, 4, 96).as_config()

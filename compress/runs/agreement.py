@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import compress
 from compress import distributed
-from compress.engine.fingerprints import folder_fingerprint, texts_fingerprint
 from compress.peers import Place
+from compress.runs.fingerprints import folder_fingerprint, texts_fingerprint
 from serve.bundle.manifest import canonical_json, sha256_file
 
 if TYPE_CHECKING:
-    from compress.engine.task_inputs import TaskInputs
+    from compress.runs.task_inputs import TaskInputs
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
 # Settings that may differ: paths, whose contents are compared, and what each process decides for its machine.

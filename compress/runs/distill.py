@@ -14,29 +14,6 @@ from compress import distributed
 from compress.data.columns import columns_of
 from compress.data.corpus import CorpusText, tokenised
 from compress.data.texts import TextFiles, stream_texts
-from compress.engine.agreement import check_same_inputs
-from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
-from compress.engine.hardware import device_here, on_this_machine, same_bits
-from compress.engine.lineage import read_lineage
-from compress.engine.method_chain import (
-    USED_BY,
-    check_used,
-    check_whole_batches,
-    method_chain,
-    student_shape,
-    teacher_pooling,
-)
-from compress.engine.method_runner import (
-    Link,
-    MethodInputs,
-    asks_words,
-    cached_of,
-    fit_head,
-    is_checkpoint,
-    kept_parts,
-    run_method,
-)
-from compress.engine.resumable_stages import CORPUS, Workdir, free_target
 from compress.input_errors import Faults
 from compress.methods.catalogue import Stage
 from compress.methods.presets import preset_of
@@ -47,6 +24,29 @@ from compress.models.pretrained import Opened, has_vocabulary_head, open_model, 
 from compress.models.sentence_pooling import MODULES
 from compress.models.shapes import BY_RULE, Shape, shape_of
 from compress.progress import Notify, message, silent
+from compress.runs.agreement import check_same_inputs
+from compress.runs.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
+from compress.runs.hardware import device_here, on_this_machine, same_bits
+from compress.runs.lineage import read_lineage
+from compress.runs.method_chain import (
+    USED_BY,
+    check_used,
+    check_whole_batches,
+    method_chain,
+    student_shape,
+    teacher_pooling,
+)
+from compress.runs.method_runner import (
+    Link,
+    MethodInputs,
+    asks_words,
+    cached_of,
+    fit_head,
+    is_checkpoint,
+    kept_parts,
+    run_method,
+)
+from compress.runs.resumable_stages import CORPUS, Workdir, free_target
 from compress.settings import Distillation
 from compress.training.teacher_cache import check_cache, identity_of
 from compress.training.trackers import check_trackers

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from compress import distributed
-from compress.engine.method_runner import RANDOM, Link, is_checkpoint
 from compress.losses.vectors import Pooling
 from compress.methods.catalogue import METHODS, Stage, chain_of
 from compress.models.initialise import layers_fit, open_start, shape_in, starting_layers
 from compress.models.pretrained import Opened
 from compress.models.sentence_pooling import pooling_in
 from compress.models.shapes import ACTIVATIONS, BY_RULE, USUAL_STUDENT, Shape, assistants_of, shape_of
+from compress.runs.method_runner import RANDOM, Link, is_checkpoint
 from serve.errors import BadInput
 
 LEAST_TEXTS = 3  # of a batch whose texts are compared with each other

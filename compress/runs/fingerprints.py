@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from compress.data.examples import Example, examples_fingerprint
-from compress.engine.hardware import device_here
+from compress.runs.hardware import device_here
 from serve.bundle.manifest import canonical_json, sha256_file
 
 # Increase it when stages of an older version can no longer be reused.

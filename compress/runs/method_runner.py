@@ -18,9 +18,6 @@ from compress.data.encoded import Encoded, pad_id_of
 from compress.data.examples import Example
 from compress.data.packing import rows_a_step
 from compress.data.task import Task
-from compress.engine.fingerprints import fingerprint, folder_fingerprint, trained_with
-from compress.engine.lineage import save_with_lineage
-from compress.engine.resumable_stages import TRAINING, Workdir
 from compress.losses.vectors import Pooling
 from compress.methods.catalogue import Stage
 from compress.methods.living_target import learns_relations, on_living_layers
@@ -36,6 +33,9 @@ from compress.models.pretrained import Opened, has_vocabulary_head, load, load_e
 from compress.models.sentence_pooling import SentencePooling, max_tokens_in, write_pooling
 from compress.models.shapes import Shape
 from compress.progress import Notify, advancing, message, silent
+from compress.runs.fingerprints import fingerprint, folder_fingerprint, trained_with
+from compress.runs.lineage import save_with_lineage
+from compress.runs.resumable_stages import TRAINING, Workdir
 from compress.training.checkpoint import write_safetensors
 from compress.training.loss_checks import doubts
 from compress.training.stage import StageSettings, train_stage

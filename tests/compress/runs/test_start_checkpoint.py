@@ -7,12 +7,12 @@ import pytest
 import torch
 from small_task import make_teacher
 
-from compress.engine import task_stages
-from compress.engine.task_inputs import TaskInputs, open_task
 from compress.models.families import encoder_of
 from compress.models.initialise import student_of
 from compress.models.pretrained import load_encoder, open_model, save_tokenizer
 from compress.models.shapes import Shape
+from compress.runs import task_stages
+from compress.runs.task_inputs import TaskInputs, open_task
 from compress.settings import TaskSettings
 from compress.tasks import TEXT_CLASSIFICATION
 from serve.errors import BadInput

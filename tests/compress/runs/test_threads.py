@@ -10,7 +10,7 @@ import pytest
 from processes import started
 from repository import ROOT
 
-from compress.engine.threads import POLICY, SPINS, TRAINING_SPINS, busy_cores, training_spins, wait_for_work
+from compress.runs.threads import POLICY, SPINS, TRAINING_SPINS, busy_cores, training_spins, wait_for_work
 
 ON_A_TASK = ("--task", "text-classification", "--data", "nowhere", "--out", "out")
 TRAINING = {
@@ -63,10 +63,10 @@ def test_nothing_is_added_to_what_the_user_set(own: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(("cores", "spins"), [(0.1, TRAINING_SPINS), (1.0, 0), (float("inf"), 0)])
 def test_threads_spin_on_an_idle_machine_alone(cores: float, spins: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.engine.threads.busy_cores", lambda: cores)
+    monkeypatch.setattr("compress.runs.threads.busy_cores", lambda: cores)
     assert training_spins() == spins
 
 
 def test_deciding_loads_no_torch() -> None:
-    code = "import sys, compress.engine.threads; sys.exit('torch' in sys.modules)"
+    code = "import sys, compress.runs.threads; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-P", "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)

@@ -8,11 +8,11 @@ import pytest
 from small_task import examples, ratings, relations, with_label_lists, write_rows
 
 import compress
-from compress.engine.distill import distill_result
-from compress.engine.finetune import finetune_result, result_line
-from compress.engine.task_inputs import TaskInputs, open_task
-from compress.engine.understood import understood, understood_lines
 from compress.progress import Event
+from compress.runs.distill import distill_result
+from compress.runs.finetune import finetune_result, result_line
+from compress.runs.task_inputs import TaskInputs, open_task
+from compress.runs.understood import understood, understood_lines
 from compress.settings import TaskSettings
 from serve.errors import BadInput
 from stillroom.commands.run.pipeline import plan_of, run

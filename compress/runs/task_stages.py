@@ -12,17 +12,17 @@ import torch
 
 from compress import distributed
 from compress.data.sampler import language_counts
-from compress.engine.hardware import device_here
-from compress.engine.lineage import LINEAGE, read_lineage, save_with_lineage
-from compress.engine.method_runner import RANDOM, Labelled, MethodInputs, is_checkpoint, with_head
-from compress.engine.resumable_stages import METRICS, STATE, TENSORBOARD, TRAINING
-from compress.engine.soft_labels import fold_of, read_confidence, read_soft_labels
-from compress.engine.task_inputs import TaskInputs
 from compress.evaluation.predictions import shared_row_logits
 from compress.models import number_head
 from compress.models.initialise import open_start, starting_layers, student_of
 from compress.models.pretrained import Opened, load, open_model
 from compress.progress import advancing, message
+from compress.runs.hardware import device_here
+from compress.runs.lineage import LINEAGE, read_lineage, save_with_lineage
+from compress.runs.method_runner import RANDOM, Labelled, MethodInputs, is_checkpoint, with_head
+from compress.runs.resumable_stages import METRICS, STATE, TENSORBOARD, TRAINING
+from compress.runs.soft_labels import fold_of, read_confidence, read_soft_labels
+from compress.runs.task_inputs import TaskInputs
 from compress.training.checkpoint import Progress
 from compress.training.loss_checks import doubts
 from compress.training.task_training import TaskTraining, train_on_task

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from transformers import AutoModel
 
-from compress.engine.lineage import LINEAGE, base_model_of, read_lineage, save_with_lineage
 from compress.models.pretrained import open_model
+from compress.runs.lineage import LINEAGE, base_model_of, read_lineage, save_with_lineage
 from serve.errors import BadInput
 
 

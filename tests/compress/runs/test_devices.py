@@ -9,8 +9,8 @@ import torch
 
 import compress
 from compress.distributed import count
-from compress.engine.hardware import ADDED_VARIABLE, device_here, on_this_machine
 from compress.progress import Event
+from compress.runs.hardware import ADDED_VARIABLE, device_here, on_this_machine
 from compress.settings import Distillation, TaskSettings
 from compress.training.loop import device_of_process
 from serve.bundle.cpu import HIDDEN_VARIABLE

@@ -14,7 +14,7 @@ from compress.evaluation.metrics import Score
 from serve.errors import BadInput
 
 if TYPE_CHECKING:
-    from compress.engine.task_inputs import TaskInputs
+    from compress.runs.task_inputs import TaskInputs
 
 
 ENOUGH_TEXTS = (

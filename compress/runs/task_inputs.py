@@ -21,21 +21,6 @@ from compress.data.splits import read_splits
 from compress.data.task import Task
 from compress.data.teacher_labels import TeacherLabels, read_teacher_labels
 from compress.data.texts import read_texts
-from compress.engine.answered import Answered, with_answers
-from compress.engine.answering_teacher import answering_teacher, labels_of, with_body
-from compress.engine.data_checks import keeps_head, labels_for, warnings_of
-from compress.engine.fingerprints import folder_fingerprint
-from compress.engine.hardware import device_here, on_this_machine
-from compress.engine.method_chain import (
-    ON_TASK,
-    Chain,
-    check_method_name,
-    check_whole_batches,
-    method_chain,
-    student_shape,
-    teacher_pooling,
-)
-from compress.engine.method_runner import RANDOM, is_checkpoint
 from compress.evaluation.predictions import row_logits
 from compress.input_errors import Faults
 from compress.models.answering import AnsweringTeacher
@@ -45,6 +30,21 @@ from compress.models.precision import check_precision
 from compress.models.pretrained import Opened, open_model, open_tokenizer, with_markers
 from compress.models.shapes import USUAL_STUDENT, Shape, shape_of
 from compress.progress import Notify, silent
+from compress.runs.answered import Answered, with_answers
+from compress.runs.answering_teacher import answering_teacher, labels_of, with_body
+from compress.runs.data_checks import keeps_head, labels_for, warnings_of
+from compress.runs.fingerprints import folder_fingerprint
+from compress.runs.hardware import device_here, on_this_machine
+from compress.runs.method_chain import (
+    ON_TASK,
+    Chain,
+    check_method_name,
+    check_whole_batches,
+    method_chain,
+    student_shape,
+    teacher_pooling,
+)
+from compress.runs.method_runner import RANDOM, is_checkpoint
 from compress.settings import AUTO, LEAST_STEPS, LEAST_TUNING_STEPS, MOST_DISTILL_TOKENS, TaskSettings
 from compress.tasks import task_named
 from compress.training.task_training import validation_interval

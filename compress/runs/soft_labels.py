@@ -15,13 +15,13 @@ from compress.data.encoded import Encoded
 from compress.data.examples import Example, number_of
 from compress.data.task import Task
 from compress.data.teacher_labels import word_logits
-from compress.engine.hardware import device_here
-from compress.engine.resumable_stages import TRAINING
-from compress.engine.task_inputs import TaskInputs
 from compress.evaluation.logits import softmax
 from compress.evaluation.predictions import shared_row_logits
 from compress.models.pretrained import load, open_model
 from compress.progress import advancing, message
+from compress.runs.hardware import device_here
+from compress.runs.resumable_stages import TRAINING
+from compress.runs.task_inputs import TaskInputs
 from compress.training.checkpoint import write_safetensors
 from serve.bundle.manifest import canonical_json
 from serve.text.labels import with_prefixes

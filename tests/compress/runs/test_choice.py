@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from compress.engine import task_stages
-from compress.engine.lineage import read_lineage
+from compress.runs import task_stages
+from compress.runs.lineage import read_lineage
 
 
 def checkpoint(folder: Path, validation: list[float], **lineage: Any) -> Path:

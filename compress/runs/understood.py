@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from compress.data.examples import SPLITS
 
 if TYPE_CHECKING:
-    from compress.engine.task_inputs import TaskInputs
+    from compress.runs.task_inputs import TaskInputs
 
 FEW = 20  # most labels that are all listed; of more, only the most and least frequent are
 AT_EACH_END = 3

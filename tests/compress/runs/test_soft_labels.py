@@ -11,10 +11,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from compress.data.examples import Example
 from compress.distributed import Share
-from compress.engine import soft_labels, task_stages
-from compress.engine.task_inputs import TaskInputs, open_task
 from compress.evaluation.logits import softmax
 from compress.evaluation.predictions import row_logits
+from compress.runs import soft_labels, task_stages
+from compress.runs.task_inputs import TaskInputs, open_task
 from compress.settings import TaskSettings
 from compress.tasks import TOKEN_CLASSIFICATION
 from serve.errors import BadInput

@@ -31,12 +31,6 @@ from compress.data.text_pairs import (
     read_pair_splits,
 )
 from compress.distributed import Share
-from compress.engine.agreement import check_same_inputs
-from compress.engine.fingerprints import fingerprint, folder_fingerprint, trained_with
-from compress.engine.hardware import device_here, on_this_machine, same_bits
-from compress.engine.lineage import save_with_lineage
-from compress.engine.resumable_stages import TRAINING, Workdir, check_writable, free_target
-from compress.engine.task_inputs import check_disk, steps_of, usable_length
 from compress.evaluation.generated import METRIC, rouge_f1
 from compress.input_errors import Faults
 from compress.methods.objectives import OutputTerm, vocabulary_losses
@@ -57,6 +51,12 @@ from compress.models.pretrained import Opened, load_encoder, open_model, open_to
 from compress.models.shapes import Shape, shape_of
 from compress.models.unilm import asked_words
 from compress.progress import Notify, advancing, message
+from compress.runs.agreement import check_same_inputs
+from compress.runs.fingerprints import fingerprint, folder_fingerprint, trained_with
+from compress.runs.hardware import device_here, on_this_machine, same_bits
+from compress.runs.lineage import save_with_lineage
+from compress.runs.resumable_stages import TRAINING, Workdir, check_writable, free_target
+from compress.runs.task_inputs import check_disk, steps_of, usable_length
 from compress.settings import LEAST_TUNING_STEPS, WHERE_DATA_IS, FineTuning, filled_in
 from compress.training.checkpoint import Progress
 from compress.training.loop import Validation, device_of_process, train
@@ -108,7 +108,7 @@ class _Inputs:
 
 
 def fine_tune_generator(settings: FineTuning, notify: Notify) -> Path:
-    """Fine-tune an encoder to generate; see `compress.engine.finetune.fine_tune`, which calls this for its task.
+    """Fine-tune an encoder to generate; see `compress.runs.finetune.fine_tune`, which calls this for its task.
 
     Raises:
         BadInput: every fault found in the model, the teacher, the data or the settings, in one message.
@@ -324,7 +324,7 @@ def _validated(inputs: _Inputs) -> list[TextPair]:
 
 
 def _lineage(inputs: _Inputs, progress: Progress) -> dict[str, Any]:
-    """What the checkpoint was made from, as `compress.engine.finetune.finetune_result` reads it."""
+    """What the checkpoint was made from, as `compress.runs.finetune.finetune_result` reads it."""
     teacher = inputs.teacher
     facts = {"teacher": teacher.public_name, "teacher_revision": teacher.revision} if teacher else {}
     return {

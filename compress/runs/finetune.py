@@ -12,20 +12,20 @@ from compress import distributed
 from compress.data.examples import GENERATION
 from compress.data.label_checks import some
 from compress.data.teacher_labels import TeacherLabels
-from compress.engine import task_stages
-from compress.engine.agreement import check_same_inputs, contents_of
-from compress.engine.answered import Answered
-from compress.engine.finetune_generator import fine_tune_generator, refuse_generation_settings
-from compress.engine.fingerprints import fingerprint, texts_fingerprint, trained_with
-from compress.engine.hardware import same_bits
-from compress.engine.lineage import read_lineage
-from compress.engine.resumable_stages import Workdir, check_writable, free_target
-from compress.engine.soft_labels import make_soft_labels, read_soft_labels
-from compress.engine.task_inputs import TaskInputs, open_task, steps_of
-from compress.engine.understood import understood, understood_lines
 from compress.models.initialise import check_same_tokens, shape_in
 from compress.models.pretrained import load, open_model
 from compress.progress import Notify, message, silent
+from compress.runs import task_stages
+from compress.runs.agreement import check_same_inputs, contents_of
+from compress.runs.answered import Answered
+from compress.runs.finetune_generator import fine_tune_generator, refuse_generation_settings
+from compress.runs.fingerprints import fingerprint, texts_fingerprint, trained_with
+from compress.runs.hardware import same_bits
+from compress.runs.lineage import read_lineage
+from compress.runs.resumable_stages import Workdir, check_writable, free_target
+from compress.runs.soft_labels import make_soft_labels, read_soft_labels
+from compress.runs.task_inputs import TaskInputs, open_task, steps_of
+from compress.runs.understood import understood, understood_lines
 from compress.settings import LEAST_TUNING_STEPS, WHERE_DATA_IS, FineTuning, TaskSettings, filled_in
 from serve.errors import BadInput
 from serve.options import make

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from compress import distill
-from compress.engine.lineage import save_with_lineage
 from compress.methods.catalogue import Sizes, stages_of
 from compress.methods.living_target import learns_relations, on_living_layers
 from compress.models.grow_teacher import grown
 from compress.models.pretrained import load_encoder, open_model
 from compress.progress import Event
+from compress.runs.lineage import save_with_lineage
 from serve.errors import BadInput
 
 STUDENT = "layers=2,hidden=16,heads=4,ffn=32"
