@@ -34,8 +34,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from compress.data.batches import TaskText
 from compress.evaluation.metrics import ACCURACY
 from compress.evaluation.predictions import row_logits
+from compress.methods.catalogue import LABELS, labels_and_soft_labels
 from compress.models.initialise import student_of
 from compress.models.pretrained import load, load_encoder, open_model
 from compress.runs import task_stages
@@ -49,7 +51,7 @@ from compress.runs.soft_labels import make_soft_labels, read_confidence, read_so
 from compress.runs.task_inputs import TaskInputs, open_task
 from compress.settings import TaskSettings
 from compress.tasks import task_named
-from compress.training.task_training import TaskTraining, train_on_task
+from compress.training.stage import StageSettings, train_on_task, validating
 from latency.measure.machine import machine_facts
 
 STUDENT, FOLDS = "3x384", 2
@@ -289,14 +291,16 @@ class Bench:
                 soft = read_soft_labels(self.soft_labels(one.set, folds=kind == "folds"), inputs)
                 soft = soft if kind == "rest" else soft[: len(inputs.train)]
             model = with_head(body, given.labelled["task"], given, keeps=one.body in TUNED)
-            settings = TaskTraining(
-                steps, rate, soft_weight=float(share or 0), seed=one.seed, precision=inputs.settings.precision, device="cpu",
-                validate_every=inputs.validate_every(steps),
-            )  # fmt: skip
+            texts = inputs.train + inputs.in_domain if kind == "rest" and inputs.in_domain else inputs.train
             progress = train_on_task(
-                model, inputs.train, inputs.validation, inputs.splits.validation, settings, folder=folder / TRAINING,
-                unlabelled=inputs.in_domain if kind == "rest" else None, soft=soft,
-            )  # fmt: skip
+                labels_and_soft_labels(float(share or 0), inputs.settings.temperature) if soft else LABELS,
+                model,
+                TaskText(texts, inputs.settings.batch, one.seed, inputs.validation.ids, soft),
+                inputs.train,
+                StageSettings(steps, one.seed, inputs.settings.precision, learning_rate=rate, device="cpu"),
+                folder=folder / TRAINING,
+                validation=validating(model, inputs.validation, inputs.splits.validation, inputs.validate_every(steps)),
+            )
             best = max(value for _, value in progress.validation)
         gold = [task.gold_of(example) for example in inputs.splits.test]
         said = task.metric.counts(

@@ -4,11 +4,7 @@ from collections.abc import Sequence
 
 from compress.data.encoded import Encoded
 from compress.data.examples import Example
-<<<<<<<< HEAD:compress/data/text_checks.py
 from compress.data.label_checks import counted
-========
-from compress.data.label_checks import counted
->>>>>>>> 8d3e1a2:compress/runs/text_checks.py
 from serve.text.questions import MOST_ANSWER_TOKENS
 from serve.text.spans import words
 

@@ -74,10 +74,13 @@ class OutputTerm:
     everywhere: bool = False
     # Of one label: the share of the target that all labels have evenly (Szegedy et al. 2016, section 7).
     smoothing: float = 0.0
+    computed_before: bool = False  # whether the teacher's logits come with the batches, so that the teacher is not run
 
     @property
     def name(self) -> str:
         """The term's name in metrics."""
+        if self.computed_before:
+            return "soft_labels"
         return self.loss if self.of == "classes" else f"vocabulary {self.loss}"
 
 
@@ -96,7 +99,7 @@ class Objective:
     @property
     def asks_teacher(self) -> bool:
         """Whether it needs the teacher's output, not only its activations."""
-        return any(term.loss != "labels" for term in self.outputs)
+        return any(term.loss != "labels" and not term.computed_before for term in self.outputs)
 
     @property
     def can_be_kept(self) -> bool:

@@ -5,17 +5,13 @@ Dong et al. 2019, "UniLM"; Wang et al. 2020, "MiniLM", section 5.2 and appendix,
 
 import dataclasses
 from collections.abc import Sequence
-from contextlib import closing
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from compress import distributed
-from compress.data.batches import Batch, part_of, to_device
 from compress.data.columns import columns_of
 from compress.data.corpus import masking_of
 from compress.data.encoded import pad_id_of
@@ -30,13 +26,11 @@ from compress.data.text_pairs import (
     end_id_of,
     read_pair_splits,
 )
-from compress.distributed import Share
 from compress.evaluation.generated import METRIC, rouge_f1
 from compress.input_errors import Faults
-from compress.methods.objectives import OutputTerm, vocabulary_losses
+from compress.methods.catalogue import Stage
+from compress.methods.objectives import Objective, OutputTerm
 from compress.methods.presets import Schedule
-from compress.models.activations import Unprojected
-from compress.models.families import FAMILIES
 from compress.models.generator import (
     FEWEST_SOURCE_TOKENS,
     FEWEST_TARGET_TOKENS,
@@ -49,19 +43,17 @@ from compress.models.initialise import differing_tokenizers, layers_fit, shape_i
 from compress.models.precision import check_precision
 from compress.models.pretrained import Opened, load_encoder, open_model, open_tokenizer
 from compress.models.shapes import Shape, shape_of
-from compress.models.unilm import asked_words
 from compress.progress import Notify, advancing, message
 from compress.runs.agreement import check_same_inputs
 from compress.runs.fingerprints import fingerprint, folder_fingerprint, trained_with
-from compress.runs.hardware import device_here, on_this_machine, same_bits
+from compress.runs.hardware import device_here, on_this_machine, same_bits, stage_settings
 from compress.runs.lineage import save_with_lineage
 from compress.runs.resumable_stages import TRAINING, Workdir, check_writable, free_target
 from compress.runs.task_inputs import check_disk, steps_of, usable_length
 from compress.settings import LEAST_TUNING_STEPS, WHERE_DATA_IS, FineTuning, filled_in
 from compress.training.checkpoint import Progress
-from compress.training.loop import Validation, device_of_process, train
-from compress.training.prefetch import Prefetcher
-from compress.training.task_training import validation_interval
+from compress.training.loop import Validation
+from compress.training.stage import train_stage, validation_interval
 from compress.training.trackers import check_trackers
 from serve.errors import BadInput
 
@@ -258,50 +250,19 @@ def _train(folder: Path, inputs: _Inputs) -> None:
         model, _ = student_of(model, inputs.opened.family, inputs.shape, seed=settings.seed)
     teacher = load_encoder(inputs.teacher, seed=0, vocabulary=True) if inputs.teacher else None
     setattr(model.config, GENERATOR, {"tokens": inputs.longest, "target_tokens": inputs.target_tokens})
-    assert settings.learning_rate
-    with (
-        closing(Prefetcher(inputs.train.at, inputs.steps)) as batches,
-        advancing(inputs.notify, "fine-tuning") as shown,
-    ):
-        progress = train(
-            model,
-            _losses(model, teacher, batches, inputs),
-            Schedule(inputs.steps, settings.learning_rate),
-            folder=folder / TRAINING,
-            seed=settings.seed,
-            validation=_validation(model, inputs),
-            precision=settings.precision,
-            device=settings.device,
-            accumulate=settings.accumulate,
-            trackers=tuple(settings.trackers),
-            batches=batches,
-            report=shown.step,
-        )
-    save_with_lineage(model, inputs.opened, folder, _lineage(inputs, progress))
-
-
-def _losses(model: Any, teacher: Any, batches: Prefetcher, inputs: _Inputs) -> Any:
-    """The loss terms of a step's share: of the masked tokens, and of the teacher's distributions over the vocabulary."""
-    settings, device = inputs.settings, device_of_process(inputs.settings.device)
     weight = float(settings.soft_weight or 0.0) if teacher is not None else 0.0
     terms = [OutputTerm("labels", "vocabulary", 1 - weight, smoothing=LABEL_SMOOTHING)]
     if teacher is not None:
-        teacher.eval().to(device).requires_grad_(False)
         terms.append(OutputTerm("soft labels", "vocabulary", weight, settings.temperature or 1.0))
-
-    def words_of(read: Any, batch: Batch) -> Unprojected:
-        return asked_words(read, FAMILIES[read.config.model_type], batch.inputs, batch.row_index)
-
-    def loss_at(step: int, share: Share) -> dict[str, Tensor]:
-        batch: Batch = to_device(part_of(batches.at(step), share), device)
-        theirs = None
-        if teacher is not None:
-            with torch.no_grad():
-                theirs = words_of(teacher, batch)
-        found = vocabulary_losses(terms, words_of(model, batch), theirs, batch.targets)
-        return {name: batch.weights.labelled * loss for name, loss in found.items()}
-
-    return loss_at
+    stage = Stage("fine-tuning", Objective(outputs=tuple(terms)), text="pairs")
+    assert settings.learning_rate
+    schedule = Schedule(inputs.steps, settings.learning_rate)
+    with advancing(inputs.notify, stage.name) as shown:
+        progress = train_stage(
+            stage, teacher, model, inputs.opened.family, inputs.train, stage_settings(settings, inputs.steps, schedule=schedule),
+            folder=folder / TRAINING, validation=lambda _: _validation(model, inputs), report=shown.step,
+        )  # fmt: skip
+    save_with_lineage(model, inputs.opened, folder, _lineage(inputs, progress))
 
 
 def _validation(model: Any, inputs: _Inputs) -> Validation:

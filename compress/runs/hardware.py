@@ -1,13 +1,14 @@
-"""The device, cores and precision to train with on this machine, and torch's settings for reproducible bits."""
+"""The device, cores and precision to train with on this machine, the settings of each training there, and reproducible bits."""
 
 import os
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from compress import distributed
 from compress.settings import Distillation, FineTuning, TaskSettings, TrainingDevice
+from compress.training.stage import StageSettings
 from serve.bundle.cpu import cpu_features, hidden_features
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
@@ -65,6 +66,14 @@ def on_this_machine(settings: AnyTraining) -> AnyTraining:
     threads = settings.threads or available_cores()
     named: TrainingDevice = "cuda" if device.type == "cuda" else "cpu"
     return replace(settings, device=named, threads=threads, precision=precision)
+
+
+def stage_settings(settings: AnyTraining, steps: int = 0, **others: Any) -> StageSettings:
+    """The settings of one training of `steps`, as the user gave them for all; `others` are those of this one."""
+    same = {name: getattr(settings, name) for name in ("seed", "precision", "device", "accumulate")}
+    if isinstance(settings, TaskSettings):
+        same["checkpoint_every_s"] = settings.checkpoint_seconds
+    return StageSettings(steps, trackers=tuple(settings.trackers), **same | others)
 
 
 def same_bits(threads: int) -> None:

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
@@ -38,8 +37,7 @@ from compress.runs.lineage import save_with_lineage
 from compress.runs.resumable_stages import TRAINING, Workdir
 from compress.training.checkpoint import write_safetensors
 from compress.training.loss_checks import doubts
-from compress.training.stage import StageSettings, train_stage
-from compress.training.task_training import validating, validation_interval
+from compress.training.stage import StageSettings, train_on_task, train_stage, validating, validation_interval
 from compress.training.teacher_cache import CachedTeacherText, TeacherCache, teacher_cache
 from serve.errors import BadInput
 
@@ -206,9 +204,7 @@ def _train(folder: Path, given: MethodInputs, link: Link, number: int, before: P
     """Train the student of `before` on stage `number` of its link and save it."""
     stage, tokens = link.stages[number - 1], link.tokens[number - 1]
     asks = bool(stage.objective.layers) or stage.objective.asks_teacher
-    validation = None
     details: dict[str, Any] = {}
-    unit: number_head.Unit | None = None
     text: CorpusText | TaskText | CachedTeacherText
     if stage.text == "corpus":
         text = _corpus(given, stage, tokens)
@@ -222,41 +218,28 @@ def _train(folder: Path, given: MethodInputs, link: Link, number: int, before: P
         if given.teacher_cache and stage.objective.can_be_kept:
             text = CachedTeacherText(text, _cached(given, link, theirs))
             details |= {"teacher_cache": text.cache.about["sha256"]}
+        train = partial(train_stage, stage, theirs, student, given.opened.family, text, settings)
     else:
         labelled = given.labelled[stage.text]
         texts = labelled.train
         if labelled.unlabelled and not any(term.loss == "labels" for term in stage.objective.outputs):
             texts += labelled.unlabelled
-        unit = labelled.task.unit_of(labelled.train)
-        if unit:
-            texts = unit.texts(texts)
         text = TaskText(texts, stage.batch or given.batch, given.seed, labelled.validation.ids)
         came_from = link.starts_from if number == 1 else link.stages[number - 2].text
         student = with_head(before, labelled, given, keeps=came_from == stage.text)
         theirs = load(open_model(str(labelled.teacher)), labelled.task) if asks else None
         # Unlabelled texts add variety, not steps.
         settings = _settings(given, replace(text, texts=labelled.train), tokens)
+        validation = None
         if any(term.of == "classes" for term in stage.objective.outputs):
             every = validation_interval(settings.steps, -(-len(labelled.train) // given.batch))
-
-            def validation(remap: np.ndarray | None) -> Any:
-                return validating(student, labelled.validation, labelled.gold, every, remap)
-
-    maps = _maps(stage, theirs, student, before, given.seed)
-    heads = [model for model in (student, theirs) if model is not None] if unit else []
-    with number_head.standardised(unit or number_head.Unit(), *heads), advancing(given.notify, stage.name) as shown:
-        progress = train_stage(
-            stage,
-            theirs,
-            student,
-            given.opened.family,
-            text,
-            settings,
-            folder=folder / TRAINING,
-            projections=maps,
-            validation=validation,
-            report=shown.step,
+            validation = validating(student, labelled.validation, labelled.gold, every)
+        train = partial(
+            train_on_task, stage, student, text, labelled.train, settings, teacher=theirs, validation=validation
         )
+    maps = _maps(stage, theirs, student, before, given.seed)
+    with advancing(given.notify, stage.name) as shown:
+        progress = train(folder=folder / TRAINING, projections=maps, report=shown.step)
     if maps.state_dict():
         write_safetensors(folder / MAPS, maps.state_dict())
     warnings = doubts(progress.loss, stage.name)

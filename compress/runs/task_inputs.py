@@ -47,7 +47,7 @@ from compress.runs.method_chain import (
 from compress.runs.method_runner import RANDOM, is_checkpoint
 from compress.settings import AUTO, LEAST_STEPS, LEAST_TUNING_STEPS, MOST_DISTILL_TOKENS, TaskSettings
 from compress.tasks import task_named
-from compress.training.task_training import validation_interval
+from compress.training.stage import validation_interval
 from compress.training.trackers import check_trackers
 from serve.errors import BadInput
 from serve.text.entity_markers import MARKERS, has_markers

@@ -11,13 +11,15 @@ import numpy as np
 import torch
 
 from compress import distributed
+from compress.data.batches import TaskText
 from compress.data.sampler import language_counts
 from compress.evaluation.predictions import shared_row_logits
+from compress.methods.catalogue import LABELS, labels_and_soft_labels
 from compress.models import number_head
 from compress.models.initialise import open_start, starting_layers, student_of
 from compress.models.pretrained import Opened, load, open_model
 from compress.progress import advancing, message
-from compress.runs.hardware import device_here
+from compress.runs.hardware import device_here, stage_settings
 from compress.runs.lineage import LINEAGE, read_lineage, save_with_lineage
 from compress.runs.method_runner import RANDOM, Labelled, MethodInputs, is_checkpoint, with_head
 from compress.runs.resumable_stages import METRICS, STATE, TENSORBOARD, TRAINING
@@ -25,7 +27,7 @@ from compress.runs.soft_labels import fold_of, read_confidence, read_soft_labels
 from compress.runs.task_inputs import TaskInputs
 from compress.training.checkpoint import Progress
 from compress.training.loss_checks import doubts
-from compress.training.task_training import TaskTraining, train_on_task
+from compress.training.stage import train_on_task, validating
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
 
@@ -388,43 +390,32 @@ def on_task(
 ) -> Progress:
     """Train `model` on the task of `inputs`: on labels, and on the teacher's logits `soft` of `inputs.soft_labelled` if given.
 
-    `soft_weight` is the share of the soft labels in the loss. Of the labelled texts only the `chosen` are read, if these are given.
-    `validate_every` steps the weights are scored on validation, and the best are kept; 0 is as often as `inputs` say.
+    It ends with the weights that scored best on validation. `soft_weight` is the share of the soft labels in the loss. Of the labelled
+    texts only the `chosen` are read, if these are given. The weights are scored every `validate_every` steps; 0 is as often as `inputs`
+    say.
     """
     given = inputs.settings
-    train, examples = inputs.train, inputs.splits.train
+    labelled, examples = inputs.train, inputs.splits.train
     if chosen is not None:
-        train, examples = train.take(chosen), [examples[i] for i in chosen]
-    if train.owners is not None:  # a row for each window
-        examples = [examples[owner] for owner in train.owners]
+        labelled, examples = labelled.take(chosen), [examples[i] for i in chosen]
+    if labelled.owners is not None:  # a row for each window
+        examples = [examples[owner] for owner in labelled.owners]
+    texts = labelled if soft is None or inputs.in_domain is None else labelled + inputs.in_domain
+    counts = None
     languages = [example.language for example in examples]
-    even = given.language_temperature == 1 or len(set(languages)) == 1
-    settings = TaskTraining(
-        steps,
-        learning_rate,
-        batch=given.batch,
-        validate_every=validate_every or inputs.validate_every(steps),
-        patience=patience,
-        temperature=given.temperature,
-        soft_weight=soft_weight,
-        seed=given.seed,
-        precision=given.precision,
-        device=given.device,
-        accumulate=given.accumulate,
-        trackers=given.trackers,
-        checkpoint_every_s=given.checkpoint_seconds,
-    )
+    if given.language_temperature != 1 and len(set(languages)) > 1:
+        often = language_counts(languages, given.language_temperature)
+        counts = np.concatenate([often, np.ones(len(texts) - len(labelled))])
+    every = min(steps, validate_every or inputs.validate_every(steps))
     with advancing(inputs.notify, what) as shown:
         return train_on_task(
+            LABELS if soft is None else labels_and_soft_labels(soft_weight, given.temperature),
             model,
-            train,
-            inputs.validation,
-            inputs.splits.validation,
-            settings,
+            TaskText(texts, given.batch, given.seed, inputs.validation.ids, soft, counts),
+            labelled,
+            stage_settings(given, steps, learning_rate=learning_rate),
             folder=folder / TRAINING,
-            unlabelled=inputs.in_domain,
-            soft=soft,
-            read=None if even else language_counts(languages, given.language_temperature),
+            validation=validating(model, inputs.validation, inputs.splits.validation, every, patience),
             report=shown.step,
         )
 

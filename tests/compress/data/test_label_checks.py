@@ -8,13 +8,7 @@ import pytest
 from compress.data.examples import Entity, Example, Splits
 from compress.data.label_checks import label_warnings
 from compress.data.tags import from_tags
-<<<<<<<< HEAD:tests/compress/data/test_label_checks.py
 from compress.tasks import TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
-========
-from compress.data.label_checks import label_warnings
-
-TEXT, TOKENS = "text-classification", "token-classification"
->>>>>>>> 8d3e1a2:tests/compress/runs/test_label_checks.py
 
 
 def examples(*labels: str | tuple[str, ...]) -> list[Example]:
