@@ -13,8 +13,8 @@ from compress.data.examples import check_task
 from compress.evaluation.metrics import Score, gold_of, mean_score, score
 from compress.evaluation.predictions import predictions, row_logits
 from compress.runs import task_stages
-from compress.runs.fingerprints import trained_with
 from compress.runs.resumable_stages import Workdir
+from compress.runs.stages import trained_with
 from compress.runs.task_inputs import TaskInputs
 from stillroom.commands.compare.choices import CONTROL
 from stillroom.commands.compare.rows import Row
