@@ -45,7 +45,7 @@ from compress.runs.distill import distill
 from compress.runs.hardware import same_bits
 from compress.runs.lineage import read_lineage, save_with_lineage
 from compress.runs.method_chain import method_chain
-from compress.runs.method_runner import run_method, with_head
+from compress.runs.method_stages import run_method, with_head
 from compress.runs.resumable_stages import TRAINING, Workdir
 from compress.runs.soft_labels import make_soft_labels, read_confidence, read_soft_labels
 from compress.runs.task_inputs import TaskInputs, open_task
@@ -278,7 +278,8 @@ class Bench:
         rate = one.rate or self.rate(one)
         teacher, body = self.teacher(one.set), self.body(one.set, one.body)
         started = time.monotonic()
-        given = dataclasses.replace(task_stages.method_inputs(inputs, teacher), seed=one.seed)
+        given = task_stages.method_inputs(inputs, teacher, 0.0)
+        given = dataclasses.replace(given, settings=dataclasses.replace(given.settings, seed=one.seed))
         steps = SETS[one.set] * (3 if one.arm.endswith(LONGER) else 1)
         if kind == "xtremedistil":
             each = sum(len(ids) for ids in inputs.train.ids) / inputs.steps_per_epoch

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from compress.evaluation.predictions import row_logits
 from compress.runs import task_stages
-from compress.runs.fingerprints import fingerprint
 from compress.runs.hardware import same_bits
 from compress.runs.lineage import read_lineage
-from compress.runs.method_runner import run_method
+from compress.runs.method_stages import run_method
 from compress.runs.soft_labels import make_soft_labels
+from compress.runs.stages import fingerprint
 from compress.tasks import task_named
 from stillroom.commands.run.time_budget import full_plan, timed_rates
 from stillroom.console import say
@@ -51,8 +51,8 @@ def main() -> None:
     same_bits(inputs.recipe.threads)
     rates = timed_rates(inputs)
     plan = full_plan(inputs)
-    budget_s = plan.student_steps * rates.student
-    tokens = given.share * budget_s / rates.token
+    budget_s = plan.student_steps * rates["student step"]
+    tokens = given.share * budget_s / rates["token"]
     rest = round((1 - given.share) * plan.student_steps)
     say(
         f"{budget_s:.0f} s each: {plan.student_steps} task steps, or {tokens:,.0f} tokens of relations and {rest} task steps"
@@ -65,7 +65,7 @@ def main() -> None:
     labels = stage("soft-labels", lambda f: make_soft_labels(f, inputs, teacher))
     soft = task_stages.SoftLabels(labels, given.soft_weight)
     start = stage("start", lambda f: task_stages.make_start(f, inputs, teacher))
-    method_inputs = task_stages.method_inputs(inputs, teacher)
+    method_inputs = task_stages.method_inputs(inputs, teacher, tokens)
     links = inputs.chain.links(tokens, 0.0)
     *_, related = run_method(inputs.workdir, fingerprint("relations", settings, tokens), links, method_inputs)
     arms = {
@@ -79,7 +79,7 @@ def main() -> None:
     task = task_named(recipe.task)
     document: dict[str, object] = {
         "seconds": budget_s,
-        "rates": dataclasses.asdict(rates),
+        "rates": rates,
         "relation_tokens": round(tokens),
         "task_steps": plan.student_steps,
     }

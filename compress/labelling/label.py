@@ -200,8 +200,8 @@ def _opened(settings: Labelling) -> _Teacher:
 def _opened_model(settings: Labelling) -> _Teacher:
     from compress.models.answering import open_answering
     from compress.models.pretrained import public_name_of
-    from compress.runs.fingerprints import folder_fingerprint
     from compress.runs.hardware import device_here
+    from compress.runs.stages import folder_fingerprint
 
     device = device_here(settings.device)
     model = open_answering(

@@ -65,7 +65,7 @@ LABELS = Stage(
 
 def labels_and_soft_labels(share: float, temperature: float) -> Stage:
     """Training on labels and on a teacher's logits, computed once, which have this share of the loss."""
-    soft = OutputTerm("soft labels", "classes", share, temperature, computed_before=True)
+    soft = OutputTerm("kept soft labels", "classes", share, temperature)
     return replace(LABELS, objective=Objective(outputs=(OutputTerm("labels", "classes", 1 - share), soft)))
 
 

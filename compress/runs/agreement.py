@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import compress
 from compress import distributed
 from compress.peers import Place
-from compress.runs.fingerprints import folder_fingerprint, texts_fingerprint
+from compress.runs.stages import folder_fingerprint, texts_fingerprint
 from serve.bundle.manifest import canonical_json, sha256_file
 
 if TYPE_CHECKING:

@@ -25,8 +25,7 @@ from compress.models.sentence_pooling import MODULES
 from compress.models.shapes import BY_RULE, Shape, shape_of
 from compress.progress import Notify, message, silent
 from compress.runs.agreement import check_same_inputs
-from compress.runs.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
-from compress.runs.hardware import device_here, on_this_machine, same_bits
+from compress.runs.hardware import device_here, on_this_machine, same_bits, stage_settings
 from compress.runs.lineage import read_lineage
 from compress.runs.method_chain import (
     USED_BY,
@@ -36,17 +35,17 @@ from compress.runs.method_chain import (
     student_shape,
     teacher_pooling,
 )
-from compress.runs.method_runner import (
+from compress.runs.method_stages import (
     Link,
     MethodInputs,
     asks_words,
     cached_of,
-    fit_head,
     is_checkpoint,
     kept_parts,
     run_method,
 )
 from compress.runs.resumable_stages import CORPUS, Workdir, free_target
+from compress.runs.stages import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
 from compress.settings import Distillation
 from compress.training.teacher_cache import check_cache, identity_of
 from compress.training.trackers import check_trackers
@@ -261,18 +260,13 @@ def _run(workdir: Workdir, run_fingerprint: str, given: _Given, notify: Notify) 
         epochs = s.epochs or schedule.steps / text.sampler.steps_per_epoch
     tokens = epochs * float(pieces.lengths.sum())
     method_inputs = MethodInputs(
-        opened, tokenizer, pieces, {}, batch, s.seed, s.precision, s.device, learning_rate=s.learning_rate, schedule=schedule,
-        accumulate=s.accumulate, trackers=tuple(s.trackers), start=s.start, layer_map=s.layer_map, whole_words=s.whole_words,
+        opened, tokenizer, pieces, {}, batch,
+        stage_settings(s, learning_rate=s.learning_rate, schedule=schedule, teacher_shard=s.teacher_shard),
+        tokens, start=s.start, layer_map=s.layer_map, whole_words=s.whole_words,
         lineage=_in_lineage(s) | {"batch": batch, "tokens": longest, "epochs": epochs},
         teacher_cache=Path(os.path.abspath(s.teacher_cache)) if s.teacher_cache else None,
-        row_tokens=row_tokens, batch_is_given=bool(s.batch or preset),
-        teacher_shard=s.teacher_shard, notify=notify,
+        row_tokens=row_tokens, batch_is_given=bool(s.batch or preset), notify=notify,
     )  # fmt: skip
-    if asks_words(given.stages[0]):
-        head = workdir.stage(
-            "teacher-head", fingerprint(run_fingerprint, "head"), partial(fit_head, given=method_inputs, tokens=tokens)
-        )
-        method_inputs = dataclasses.replace(method_inputs, words=head)
     links = [
         Link(shape, stages, tuple(stage.share * tokens for stage in stages))
         for shape, stages in zip(given.shapes, given.stages, strict=True)

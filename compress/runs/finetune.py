@@ -19,11 +19,11 @@ from compress.runs import task_stages
 from compress.runs.agreement import check_same_inputs, contents_of
 from compress.runs.answered import Answered
 from compress.runs.finetune_generator import fine_tune_generator, refuse_generation_settings
-from compress.runs.fingerprints import fingerprint, texts_fingerprint, trained_with
 from compress.runs.hardware import same_bits
 from compress.runs.lineage import read_lineage
 from compress.runs.resumable_stages import Workdir, check_writable, free_target
 from compress.runs.soft_labels import make_soft_labels, read_soft_labels
+from compress.runs.stages import fingerprint, texts_fingerprint, trained_with
 from compress.runs.task_inputs import TaskInputs, open_task, steps_of
 from compress.runs.understood import understood, understood_lines
 from compress.settings import LEAST_TUNING_STEPS, WHERE_DATA_IS, FineTuning, TaskSettings, filled_in

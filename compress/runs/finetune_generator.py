@@ -45,10 +45,10 @@ from compress.models.pretrained import Opened, load_encoder, open_model, open_to
 from compress.models.shapes import Shape, shape_of
 from compress.progress import Notify, advancing, message
 from compress.runs.agreement import check_same_inputs
-from compress.runs.fingerprints import fingerprint, folder_fingerprint, trained_with
 from compress.runs.hardware import device_here, on_this_machine, same_bits, stage_settings
 from compress.runs.lineage import save_with_lineage
 from compress.runs.resumable_stages import TRAINING, Workdir, check_writable, free_target
+from compress.runs.stages import fingerprint, folder_fingerprint, trained_with
 from compress.runs.task_inputs import check_disk, steps_of, usable_length
 from compress.settings import LEAST_TUNING_STEPS, WHERE_DATA_IS, FineTuning, filled_in
 from compress.training.checkpoint import Progress

@@ -12,7 +12,7 @@ from compress.models.initialise import layers_fit, open_start, shape_in, startin
 from compress.models.pretrained import Opened
 from compress.models.sentence_pooling import pooling_in
 from compress.models.shapes import ACTIVATIONS, BY_RULE, USUAL_STUDENT, Shape, assistants_of, shape_of
-from compress.runs.method_runner import RANDOM, Link, is_checkpoint
+from compress.runs.method_stages import RANDOM, Link, is_checkpoint
 from serve.errors import BadInput
 
 LEAST_TEXTS = 3  # of a batch whose texts are compared with each other

@@ -33,7 +33,6 @@ from compress.progress import Notify, silent
 from compress.runs.answered import Answered, with_answers
 from compress.runs.answering_teacher import answering_teacher, labels_of, with_body
 from compress.runs.data_checks import keeps_head, labels_for, warnings_of
-from compress.runs.fingerprints import folder_fingerprint
 from compress.runs.hardware import device_here, on_this_machine
 from compress.runs.method_chain import (
     ON_TASK,
@@ -44,7 +43,8 @@ from compress.runs.method_chain import (
     student_shape,
     teacher_pooling,
 )
-from compress.runs.method_runner import RANDOM, is_checkpoint
+from compress.runs.method_stages import RANDOM, is_checkpoint
+from compress.runs.stages import folder_fingerprint
 from compress.settings import AUTO, LEAST_STEPS, LEAST_TUNING_STEPS, MOST_DISTILL_TOKENS, TaskSettings
 from compress.tasks import task_named
 from compress.training.stage import validation_interval

@@ -21,7 +21,7 @@ from compress.models.pretrained import Opened, load, open_model
 from compress.progress import advancing, message
 from compress.runs.hardware import device_here, stage_settings
 from compress.runs.lineage import LINEAGE, read_lineage, save_with_lineage
-from compress.runs.method_runner import RANDOM, Labelled, MethodInputs, is_checkpoint, with_head
+from compress.runs.method_stages import RANDOM, Labelled, MethodInputs, is_checkpoint, with_head
 from compress.runs.resumable_stages import METRICS, STATE, TENSORBOARD, TRAINING
 from compress.runs.soft_labels import fold_of, read_confidence, read_soft_labels
 from compress.runs.task_inputs import TaskInputs
@@ -137,11 +137,8 @@ def _start_from_checkpoint(folder: Path, inputs: TaskInputs) -> None:
     save(student, folder, inputs, Progress(), {"role": "start", "student": str(inputs.shape), "origin": origin})
 
 
-def method_inputs(inputs: TaskInputs, teacher: Path, words: Path | None = None) -> MethodInputs:
-    """What the stages of the method read: the plain text, and the task with its fine-tuned `teacher`.
-
-    `words` is the teacher with a head for masked words, where a stage asks it for these.
-    """
+def method_inputs(inputs: TaskInputs, teacher: Path, tokens: float) -> MethodInputs:
+    """What the stages of the method read: `tokens` of the plain text, and the task with its fine-tuned `teacher`."""
     given = inputs.settings
     labelled = Labelled(
         inputs.task, inputs.train, inputs.validation, inputs.splits.validation, teacher, inputs.in_domain
@@ -152,13 +149,8 @@ def method_inputs(inputs: TaskInputs, teacher: Path, words: Path | None = None) 
         inputs.pieces,
         {"task": labelled},
         given.batch,
-        given.seed,
-        given.precision,
-        given.device,
-        words=words,
-        accumulate=given.accumulate,
-        checkpoint_seconds=given.checkpoint_seconds,
-        trackers=given.trackers,
+        stage_settings(given),
+        tokens,
         start=given.start,
         lineage={"data": inputs.data_fingerprint, "method": inputs.chain.method},
         row_tokens=inputs.row_tokens,

@@ -9,9 +9,9 @@ from typing import Any
 
 from compress.models.shapes import STUDENTS, Shape
 from compress.runs import task_stages
-from compress.runs.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
 from compress.runs.resumable_stages import Workdir
 from compress.runs.soft_labels import make_soft_labels
+from compress.runs.stages import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
 from compress.runs.task_inputs import TaskInputs
 from latency.analysis.pareto import Point, pareto_front
 from latency.measure.machine import MachineFacts

@@ -13,9 +13,9 @@ from compress.evaluation.metrics import Metric, Score
 from compress.models.shapes import STUDENTS, Shape
 from compress.progress import message
 from compress.runs import task_stages
-from compress.runs.fingerprints import fingerprint
 from compress.runs.resumable_stages import Workdir
 from compress.runs.soft_labels import read_soft_labels
+from compress.runs.stages import fingerprint
 from compress.runs.task_inputs import TaskInputs, scored_rows
 from serve.bundle.manifest import canonical_json
 from stillroom.settings.search import Sampler

@@ -15,7 +15,7 @@ from test_run import stillroom
 
 from compress.models.families import FAMILIES, layers_of
 from compress.models.pretrained import load_encoder, open_model
-from compress.runs.method_runner import run_method
+from compress.runs.method_stages import run_method
 from compress.runs.resumable_stages import Workdir
 from compress.tasks import TEXT_CLASSIFICATION
 from serve.errors import BadInput, GateMissed

@@ -17,9 +17,9 @@ from compress.evaluation.predictions import row_logits
 from compress.models.pretrained import Opened, load, open_model
 from compress.progress import Event
 from compress.runs.finetune import fine_tune
-from compress.runs.fingerprints import fingerprint, folder_fingerprint, trained_with
 from compress.runs.hardware import device_here
 from compress.runs.resumable_stages import Workdir
+from compress.runs.stages import fingerprint, folder_fingerprint, trained_with
 from compress.settings import FineTuning
 from serve.bundle.manifest import canonical_json, sha256_file
 from serve.errors import BadInput

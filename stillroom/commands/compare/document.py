@@ -11,8 +11,8 @@ import numpy as np
 
 from compress.evaluation.metrics import Metric, Score
 from compress.runs import task_stages
-from compress.runs.fingerprints import trained_with
 from compress.runs.resumable_stages import Workdir
+from compress.runs.stages import trained_with
 from compress.runs.task_inputs import TaskInputs, scored_rows
 from stillroom.commands.compare.choices import CONTROL
 from stillroom.commands.compare.rows import Row

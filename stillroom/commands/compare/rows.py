@@ -5,8 +5,8 @@ from dataclasses import asdict, replace
 from typing import NamedTuple
 
 from compress.methods.catalogue import LABELS
-from compress.runs.fingerprints import fingerprint
-from compress.runs.method_runner import Link
+from compress.runs.method_stages import Link
+from compress.runs.stages import fingerprint
 from compress.runs.task_inputs import TaskInputs
 from stillroom.commands.compare.choices import CONTROLS, OF_ONE_START, Choice, chain_with, choices_of
 from stillroom.settings.compare import Comparison

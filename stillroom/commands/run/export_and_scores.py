@@ -335,7 +335,8 @@ def report_of(
             {"stage": name, "loss": lineage["loss"], "validation": lineage["validation"]}
             for name, folder in folders.items()
             if name == folder.name
-            and name not in ("start", "student")
+            and name not in ("start", "student", f"{DISTIL}teacher-head")
+            and not name.startswith("teacher-fold")
             and (lineage := read_lineage(folder)).get("loss")
         ],
         "recipe": write_recipe(as_given(inputs.recipe, inputs.answering)),

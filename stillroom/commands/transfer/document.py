@@ -9,8 +9,8 @@ import numpy as np
 
 from compress.evaluation.metrics import Metric, mean_over_tasks
 from compress.runs import task_stages
-from compress.runs.fingerprints import trained_with
 from compress.runs.resumable_stages import Workdir
+from compress.runs.stages import trained_with
 from compress.runs.task_inputs import TaskInputs
 from stillroom.commands.transfer.tasks import METHOD, Tasks
 from stillroom.commands.transfer.training import STUDENT, Cell

@@ -13,9 +13,9 @@ from compress.input_errors import Faults
 from compress.methods.catalogue import Stage
 from compress.models.pretrained import open_model
 from compress.models.shapes import Shape, shape_of
-from compress.runs.fingerprints import fingerprint
 from compress.runs.method_chain import method_chain
 from compress.runs.resumable_stages import Workdir
+from compress.runs.stages import fingerprint
 from compress.runs.task_inputs import TaskInputs, open_task, unseen
 from compress.settings import TaskSettings
 from compress.tasks import LABELLED

@@ -9,10 +9,11 @@ import numpy as np
 
 from compress.data.batches import TaskText
 from compress.runs import task_stages
-from compress.runs.fingerprints import fingerprint, trained_with
-from compress.runs.method_runner import Labelled, Link, MethodInputs, run_method
+from compress.runs.method_stages import Labelled, Link, MethodInputs, run_method
 from compress.runs.resumable_stages import STATE, Workdir
+from compress.runs.stages import fingerprint, trained_with
 from compress.runs.task_inputs import TaskInputs, scored_rows
+from compress.training.stage import StageSettings
 from stillroom.commands.transfer.tasks import METHOD, Tasks
 from stillroom.settings.transfer import Transferring
 
@@ -81,7 +82,8 @@ class Trainings:
             settings = inputs.settings
             labelled = Labelled(inputs.task, inputs.train, inputs.validation, inputs.splits.validation, teacher)
             method = MethodInputs(
-                inputs.opened, inputs.tokenizer, (), {"source": labelled}, settings.batch, seed, settings.precision, settings.device,
+                inputs.opened, inputs.tokenizer, (), {"source": labelled}, settings.batch,
+                StageSettings(0, seed, settings.precision, device=settings.device),
                 lineage={"data": inputs.data_fingerprint, "method": METHOD}, notify=inputs.notify,
             )  # fmt: skip
             *_, last = run_method(Workdir(folder / STAGES), "source", [self._link(inputs, seed)], method)

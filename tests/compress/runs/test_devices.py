@@ -17,7 +17,7 @@ from serve.bundle.cpu import HIDDEN_VARIABLE
 from serve.errors import BadInput
 from stillroom.commands.compare.run import compare
 from stillroom.commands.run.pipeline import run
-from stillroom.commands.run.stage_fingerprints import fingerprints
+from stillroom.commands.run.stages import Run
 from stillroom.inputs.preflight import prepare
 from stillroom.inputs.recipe import Recipe
 from stillroom.settings.compare import Comparison
@@ -94,7 +94,7 @@ def test_a_device_that_is_named_decides_nothing_where_it_is_the_one_taken_anyway
         "teacher": str(tiny_teacher), "task": "text-classification", "data": str(task_data), "out": str(tmp_path / "bundle"),
         "student": SHAPE,
     }  # fmt: skip
-    auto, same = (fingerprints(prepare(Recipe(**recipe, device=device))) for device in ("auto", named))
+    auto, same = (Run(prepare(Recipe(**recipe, device=device))).fingerprints for device in ("auto", named))
     assert auto == same
     begun: dict[str, list[set[str]]] = {"distill": [], "finetune": []}
     for device in ("auto", named):

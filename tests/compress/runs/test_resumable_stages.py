@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from compress.runs.fingerprints import fingerprint
 from compress.runs.resumable_stages import Workdir
+from compress.runs.stages import fingerprint
 from serve.errors import BadInput
 from stillroom.inputs.recipe import Recipe, read_recipe, resolve, write_recipe
 

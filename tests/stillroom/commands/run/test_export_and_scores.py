@@ -30,7 +30,7 @@ from stillroom.commands.run.export_and_scores import (
     report_of,
     write_bundle,
 )
-from stillroom.commands.run.stage_fingerprints import fingerprints
+from stillroom.commands.run.stages import Run
 from stillroom.inputs.preflight import RunInputs, prepare
 from stillroom.inputs.recipe import Recipe
 from stillroom.report.run_page import write_report
@@ -86,8 +86,8 @@ def test_texts_out_of_scope_are_not_learned_and_the_graphs_are_judged_by_who_abs
     inputs = prepare(recipe)
     assert inputs.labels == ("praise", "refund", "status")
     assert not [text for text in inputs.train.texts + inputs.validation.texts + inputs.test.texts if "bricks" in text]
-    assert fingerprints(inputs)["teacher"] != fingerprints(prepare(replace(recipe, out_of_scope="")))["teacher"]
-    assert fingerprints(inputs)["export"] != fingerprints(prepare(replace(recipe, keep_right=0.5)))["export"]
+    assert Run(inputs).fingerprints["teacher"] != Run(prepare(replace(recipe, out_of_scope=""))).fingerprints["teacher"]
+    assert Run(inputs).fingerprints["export"] != Run(prepare(replace(recipe, keep_right=0.5))).fingerprints["export"]
 
     folders = dict.fromkeys(("teacher", "start", "student"), tmp_path / "student") | {"export": tmp_path}
     model = load(inputs.opened, TEXT_CLASSIFICATION, inputs.labels)

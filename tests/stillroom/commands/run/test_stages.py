@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stillroom.commands.run import stage_fingerprints
+from stillroom.commands.run import stages
 from stillroom.inputs.preflight import prepare
 from stillroom.inputs.recipe import resolve
 
@@ -27,6 +27,6 @@ def test_the_package_of_onnxruntime_for_gpus_serves_as_well(
         "out": str(tmp_path / "out"),
     }
     inputs = prepare(resolve({}, given))
-    expected = stage_fingerprints.fingerprints(inputs)
-    monkeypatch.setattr(stage_fingerprints, "version", without_onnxruntime)
-    assert stage_fingerprints.fingerprints(inputs) == expected
+    expected = stages.Run(inputs).fingerprints
+    monkeypatch.setattr(stages, "version", without_onnxruntime)
+    assert stages.Run(inputs).fingerprints == expected

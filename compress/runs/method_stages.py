@@ -1,6 +1,6 @@
-"""Runs the stages of a method, from a teacher over assistants (if any) to a student; each stage has a folder."""
+"""The stages of a method, from a teacher over assistants (if any) to a student."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,6 @@ from compress.methods.catalogue import Stage
 from compress.methods.living_target import learns_relations, on_living_layers
 from compress.methods.mlm_head import HEAD_STAGE
 from compress.methods.objectives import Projections
-from compress.methods.presets import Schedule
 from compress.models import number_head
 from compress.models.activations import Part, sources_of
 from compress.models.families import encoder_of
@@ -32,9 +31,9 @@ from compress.models.pretrained import Opened, has_vocabulary_head, load, load_e
 from compress.models.sentence_pooling import SentencePooling, max_tokens_in, write_pooling
 from compress.models.shapes import Shape
 from compress.progress import Notify, advancing, message, silent
-from compress.runs.fingerprints import fingerprint, folder_fingerprint, trained_with
 from compress.runs.lineage import save_with_lineage
 from compress.runs.resumable_stages import TRAINING, Workdir
+from compress.runs.stages import RunStage, folder_fingerprint, run_stages, trained_with
 from compress.training.checkpoint import write_safetensors
 from compress.training.loss_checks import doubts
 from compress.training.stage import StageSettings, train_on_task, train_stage, validating, validation_interval
@@ -42,6 +41,7 @@ from compress.training.teacher_cache import CachedTeacherText, TeacherCache, tea
 from serve.errors import BadInput
 
 MAPS = "maps.safetensors"  # the learned maps of an objective
+START, HEAD = "start", "teacher-head"  # what the folders of stages that do not train a student end with
 RANDOM = "random"  # new layers
 WITHOUT_POOLER = ("ForMaskedLM", "ForTokenClassification")
 SAMPLE = 8  # pieces of text on which a teacher's layers are measured
@@ -69,27 +69,18 @@ class MethodInputs:
     pieces: Sequence[Piece]  # of plain text
     labelled: dict[str, Labelled]  # by `Stage.text`, for stages that read a task
     batch: int
-    seed: int
-    precision: str
-    device: str  # cpu or cuda
-    # The teacher with a masked-language-model head, if a stage needs one.
-    words: Path | None = None
-    # Replaces each stage's own rate; 0 keeps that.
-    learning_rate: float = 0.0
-    # Replaces each stage's warm-up, decay and rate; the number of steps still follows from the tokens.
-    schedule: Schedule | None = None
-    accumulate: int = 1
-    checkpoint_seconds: float = 30.0
-    trackers: tuple[str, ...] = ()
-    # The student's first weights: `random`, teacher layers by a name in `STARTS`, or a checkpoint.
-    start: str = "spread"
+    # Of all trainings: the steps follow from the tokens of each. A rate replaces each stage's own, a schedule its warm-up and decay too.
+    settings: StageSettings
+    tokens: float = 0.0  # of plain text that the method reads
+    start: str = (
+        "spread"  # the student's first weights: `random`, teacher layers by a name in `STARTS`, or a checkpoint
+    )
     layer_map: str = ""  # for the start `layer-map`
     whole_words: bool = False  # whether whole words are masked, not single tokens
     lineage: dict[str, Any] = field(default_factory=dict)  # added to every checkpoint's lineage
     teacher_cache: Path | None = None  # folder of the teacher's activations on `pieces`
     row_tokens: int = 0  # of the rows that stages with `pack` pack pieces into; 0 packs none
     batch_is_given: bool = False  # whether packed stages keep `batch`, however few steps they take
-    teacher_shard: bool = False  # whether a teacher of plain text is cut over all processes
     notify: Notify = silent
 
 
@@ -110,33 +101,66 @@ class Link:
 
 
 def run_method(
-    workdir: Workdir, run_fingerprint: str, links: Sequence[Link], given: MethodInputs, *, prefix: str = ""
+    workdir: Workdir, run_fingerprint: str, links: Sequence[Link], given: MethodInputs, words: Path | None = None
 ) -> list[Path]:
-    """The folder of each stage of each link, in order; the last holds the student. `run_fingerprint` covers all inputs.
+    """The folders of the `method_stages` that train, in order; the last holds the student. `run_fingerprint` covers all inputs."""
+    folders = run_stages(workdir, method_stages(links, lambda: (links, given), (run_fingerprint,), words=words))
+    return [folder for name, folder in folders.items() if not name.endswith((START, HEAD))]
 
-    The folders' names begin with `prefix`.
 
-    The first assistant learns from the teacher; each next student learns from the assistant before it.
+def method_stages(
+    links: Sequence[Link],
+    ready: Callable[[], tuple[Sequence[Link], MethodInputs]],
+    made_of: tuple[object, ...],
+    prefix: str = "",
+    *,
+    words: Path | None = None,
+) -> list[RunStage]:
+    """The stages of a method: of each student its start and its trainings; the last makes the student.
+
+    The first assistant learns from the teacher; each next student learns from the assistant before it. If the teacher is asked for masked
+    words, and no `words` give it a head for them, a stage fits one.
+
+    Args:
+        links: the students and their trainings; the tokens of each training may be others when its turn comes.
+        ready: called then; gives the links with the tokens to read, and the inputs.
+        made_of: covers all inputs.
+        prefix: what the names of the folders begin with.
+        words: the teacher with such a head, if it was fitted before.
     """
-    folders: list[Path] = []
-    plain: Path | Opened = given.opened
-    words = given.words or plain
-    for number, link in enumerate(links, 1):
-        name = prefix + ("" if number == len(links) else f"assistant-{number}-")
-        source = words if asks_words(link.stages) else plain
-        begin = partial(_begin, given=given, link=link, source=source, last=number == len(links))
-        before = workdir.stage(f"{name}start", fingerprint(run_fingerprint, name, "start"), begin)
+    folders: dict[str, Path] = {}  # of the finished stages
+
+    def stage_of(name: str, of: tuple[object, ...], make: Callable[[Path], None]) -> RunStage:
+        return RunStage(name, (*made_of, *of), make, then=lambda folder: folders.__setitem__(name, folder))
+
+    def begin(folder: Path, number: int, source: str) -> None:
+        after, given = ready()
+        _begin(folder, given, after[number], folders.get(source, given.opened), last=number == len(links) - 1)
+
+    def train(folder: Path, number: int, step: int, before: str, source: str) -> None:
+        after, given = ready()
+        _train(folder, given, after[number], step, folders[before], folders.get(source, given.opened))
+
+    found: list[RunStage] = []
+    source, head = "", ""  # the stages whose models teach: by activations, and by masked words
+    if words:
+        head = f"{prefix}{HEAD}"
+        folders[head] = words
+    elif any(asks_words(link.stages) for link in links):
+        head = f"{prefix}{HEAD}"
+        found.append(stage_of(head, ("head",), lambda folder: fit_head(folder, ready()[1])))
+    for number, link in enumerate(links):
+        name = prefix + ("" if number == len(links) - 1 else f"assistant-{number + 1}-")
+        before = f"{name}{START}"
+        begins = head if asks_words(link.stages) else source
+        found.append(stage_of(before, (name, "start"), partial(begin, number=number, source=begins)))
         for step, stage in enumerate(link.stages, 1):
-            asks = stage.objective.masks_tokens and stage.objective.asks_teacher
-            train = partial(
-                _train, given=given, link=link, number=step, before=before, teacher=words if asks else plain
-            )
-            before = workdir.stage(
-                f"{name}{step}-{stage.name}", fingerprint(run_fingerprint, name, "stage", step), train
-            )
-            folders.append(before)
-        plain = words = before
-    return folders
+            teacher = head if stage.objective.masks_tokens and stage.objective.asks_teacher else source
+            make = partial(train, number=number, step=step, before=before, source=teacher)
+            before = f"{name}{step}-{stage.name}"
+            found.append(stage_of(before, (name, "stage", step), make))
+        source = head = before
+    return found
 
 
 def asks_words(stages: Sequence[Stage]) -> bool:
@@ -144,16 +168,17 @@ def asks_words(stages: Sequence[Stage]) -> bool:
     return any(stage.objective.masks_tokens and stage.objective.asks_teacher for stage in stages)
 
 
-def fit_head(folder: Path, given: MethodInputs, tokens: float) -> None:
-    """Save the teacher with a masked-language-model head: its own, or one fitted on `HEAD_SHARE` of the corpus's `tokens`."""
-    model = load_encoder(given.opened, seed=given.seed, vocabulary=True)
+def fit_head(folder: Path, given: MethodInputs) -> None:
+    """Save the teacher with a masked-language-model head: its own, or one fitted on `HEAD_SHARE` of the method's tokens."""
+    model = load_encoder(given.opened, seed=given.settings.seed, vocabulary=True)
     details: dict[str, Any] = {}
     if not has_vocabulary_head(given.opened):
         message(
             given.notify,
             "The teacher has no masked-language-model head. One is fitted to the corpus; the teacher's encoder does not change.",
         )
-        text = _corpus(given, HEAD_STAGE, HEAD_SHARE * tokens)
+        tokens = HEAD_SHARE * given.tokens
+        text = _corpus(given, HEAD_STAGE, tokens)
         with advancing(given.notify, HEAD_STAGE.name) as shown:
             progress = train_stage(
                 HEAD_STAGE,
@@ -161,7 +186,9 @@ def fit_head(folder: Path, given: MethodInputs, tokens: float) -> None:
                 model,
                 given.opened.family,
                 text,
-                replace(_settings(given, text, HEAD_SHARE * tokens), schedule=None, learning_rate=0.0),
+                replace(
+                    given.settings, steps=_steps(text, tokens), schedule=None, learning_rate=0.0, teacher_shard=False
+                ),
                 folder=folder / TRAINING,
                 report=shown.step,
             )
@@ -172,15 +199,15 @@ def fit_head(folder: Path, given: MethodInputs, tokens: float) -> None:
 def _begin(folder: Path, given: MethodInputs, link: Link, source: Path | Opened, *, last: bool) -> None:
     """Save the student before training, of the class that its first stage needs, from parts of the model in `source`."""
     if last and is_checkpoint(given.start):
-        student, origin = student_from(given.start, given.opened, seed=given.seed, vocabulary=link.masks)
+        student, origin = student_from(given.start, given.opened, seed=given.settings.seed, vocabulary=link.masks)
     else:
         if link.starts_from == "corpus":
-            model = load_encoder(source, seed=given.seed, vocabulary=link.masks)
+            model = load_encoder(source, seed=given.settings.seed, vocabulary=link.masks)
         else:
             labelled = given.labelled[link.starts_from]
             model = load(open_model(str(labelled.teacher)), labelled.task)
         student, origin = student_of(
-            model, given.opened.family, link.shape, seed=given.seed, chosen=_chosen(given, link, model.config),
+            model, given.opened.family, link.shape, seed=given.settings.seed, chosen=_chosen(given, link, model.config),
             new_layers=given.start == RANDOM,
         )  # fmt: skip
         if link.starts_from != "corpus" and origin["head"] == "new":
@@ -209,12 +236,14 @@ def _train(folder: Path, given: MethodInputs, link: Link, number: int, before: P
     if stage.text == "corpus":
         text = _corpus(given, stage, tokens)
         details = {"batch": text.batch}
-        student = load_encoder(before, seed=given.seed, vocabulary=link.masks)
-        theirs = load_encoder(teacher, seed=given.seed, vocabulary=stage.objective.masks_tokens) if asks else None
+        student = load_encoder(before, seed=given.settings.seed, vocabulary=link.masks)
+        theirs = (
+            load_encoder(teacher, seed=given.settings.seed, vocabulary=stage.objective.masks_tokens) if asks else None
+        )
         if theirs is not None and teacher is given.opened and learns_relations(stage):
             stage, learned = _on_living_layers(stage, theirs, given)
             details |= learned
-        settings = replace(_settings(given, text, tokens), teacher_shard=given.teacher_shard)
+        settings = _settings(given, _steps(text, tokens))
         if given.teacher_cache and stage.objective.can_be_kept:
             text = CachedTeacherText(text, _cached(given, link, theirs))
             details |= {"teacher_cache": text.cache.about["sha256"]}
@@ -224,12 +253,12 @@ def _train(folder: Path, given: MethodInputs, link: Link, number: int, before: P
         texts = labelled.train
         if labelled.unlabelled and not any(term.loss == "labels" for term in stage.objective.outputs):
             texts += labelled.unlabelled
-        text = TaskText(texts, stage.batch or given.batch, given.seed, labelled.validation.ids)
+        text = TaskText(texts, stage.batch or given.batch, given.settings.seed, labelled.validation.ids)
         came_from = link.starts_from if number == 1 else link.stages[number - 2].text
         student = with_head(before, labelled, given, keeps=came_from == stage.text)
         theirs = load(open_model(str(labelled.teacher)), labelled.task) if asks else None
         # Unlabelled texts add variety, not steps.
-        settings = _settings(given, replace(text, texts=labelled.train), tokens)
+        settings = replace(_settings(given, _steps(replace(text, texts=labelled.train), tokens)), teacher_shard=False)
         validation = None
         if any(term.of == "classes" for term in stage.objective.outputs):
             every = validation_interval(settings.steps, -(-len(labelled.train) // given.batch))
@@ -237,7 +266,7 @@ def _train(folder: Path, given: MethodInputs, link: Link, number: int, before: P
         train = partial(
             train_on_task, stage, student, text, labelled.train, settings, teacher=theirs, validation=validation
         )
-    maps = _maps(stage, theirs, student, before, given.seed)
+    maps = _maps(stage, theirs, student, before, given.settings.seed)
     with advancing(given.notify, stage.name) as shown:
         progress = train(folder=folder / TRAINING, projections=maps, report=shown.step)
     if maps.state_dict():
@@ -270,7 +299,7 @@ def with_head(before: Path, labelled: Labelled, given: MethodInputs, *, keeps: b
     """The student of `before` with a head for the task: its own if it is of this task (`keeps`), otherwise a new one."""
     opened = open_model(str(before))
     own = opened.head_for(labelled.task)
-    torch.manual_seed(given.seed)
+    torch.manual_seed(given.settings.seed)
     wanted, several = labelled.train.labels, labelled.train.multi_label
     kept = keeps and own == wanted and opened.multi_label == several
     student = load(opened, labelled.task, None if kept else wanted)
@@ -293,7 +322,7 @@ def _on_living_layers(stage: Stage, teacher: Any, given: MethodInputs) -> tuple[
     Raises:
         BadInput: a layer is dead that the teacher cache was checked for.
     """
-    sample = CorpusText(given.pieces[:SAMPLE], pad_id_of(given.tokenizer), SAMPLE, given.seed).at(0)
+    sample = CorpusText(given.pieces[:SAMPLE], pad_id_of(given.tokenizer), SAMPLE, given.settings.seed).at(0)
     # The main process's count: on another processor they may differ in the last bits.
     changes = distributed.broadcast(relative_changes(teacher, given.opened.family, sample.inputs))
     living, said = on_living_layers(stage, changes)
@@ -323,7 +352,7 @@ def _corpus(given: MethodInputs, stage: Stage, tokens: float) -> CorpusText:
     batch = stage.batch or given.batch
     if row_tokens and not stage.batch and not given.batch_is_given:
         batch = rows_a_step(batch, tokens, row_tokens)
-    return CorpusText(given.pieces, pad_id_of(given.tokenizer), batch, given.seed, masking, row_tokens)
+    return CorpusText(given.pieces, pad_id_of(given.tokenizer), batch, given.settings.seed, masking, row_tokens)
 
 
 def kept_parts(stages: Sequence[Stage]) -> list[Part]:
@@ -338,11 +367,12 @@ def _cached(given: MethodInputs, link: Link, teacher: Any) -> TeacherCache:
     assert isinstance(given.pieces, CorpusFile)
     opened, folder = given.opened, given.teacher_cache
     new = not folder.exists() or not any(folder.iterdir())
-    identity = cached_of(opened, given.device) | {"text or --tokens": given.pieces.fingerprint}
+    identity = cached_of(opened, given.settings.device) | {"text or --tokens": given.pieces.fingerprint}
     with advancing(given.notify, "teacher cache") as shown:
         cache = teacher_cache(
             folder, lambda: teacher, opened.family, given.pieces, kept_parts(link.stages),
-            pad_id=pad_id_of(given.tokenizer), precision=given.precision, identity=identity, device=given.device, report=shown,
+            pad_id=pad_id_of(given.tokenizer), precision=given.settings.precision, identity=identity,
+            device=given.settings.device, report=shown,
         )  # fmt: skip
     about = cache.about
     size = f"{about['tokens']:,} tokens, {about['bytes_per_token']:,} bytes each, rounding error {about['relative_error']:.1%}"
@@ -355,16 +385,18 @@ def cached_of(opened: Opened, device: str) -> dict[str, str]:
     return {"teacher": folder_fingerprint(opened.folder), "environment": ", ".join(trained_with(device))}
 
 
-def _settings(given: MethodInputs, text: CorpusText | TaskText, tokens: float) -> StageSettings:
-    """The settings of a stage whose steps read about `tokens` tokens."""
-    steps = max(1, round(tokens / text.tokens_per_step))
-    schedule = given.schedule
-    if schedule:
-        schedule = replace(schedule, steps=steps, learning_rate=given.learning_rate or schedule.learning_rate)
-    return StageSettings(
-        steps, given.seed, given.precision, given.checkpoint_seconds, learning_rate=given.learning_rate, device=given.device,
-        accumulate=given.accumulate, trackers=given.trackers, schedule=schedule,
-    )  # fmt: skip
+def _steps(text: CorpusText | TaskText, tokens: float) -> int:
+    """The steps that read about `tokens` tokens of `text`."""
+    return max(1, round(tokens / text.tokens_per_step))
+
+
+def _settings(given: MethodInputs, steps: int) -> StageSettings:
+    """The settings of a stage of so many steps."""
+    settings = replace(given.settings, steps=steps)
+    if (schedule := settings.schedule) is None:
+        return settings
+    rate = settings.learning_rate or schedule.learning_rate
+    return replace(settings, schedule=replace(schedule, steps=steps, learning_rate=rate))
 
 
 def _maps(stage: Stage, teacher: Any, student: Any, before: Path, seed: int) -> Projections:
@@ -380,4 +412,4 @@ def _maps(stage: Stage, teacher: Any, student: Any, before: Path, seed: int) -> 
 
 
 def _save(model: Any, folder: Path, given: MethodInputs, details: dict[str, Any]) -> None:
-    save_with_lineage(model, given.opened, folder, {"seed": given.seed} | given.lineage | details)
+    save_with_lineage(model, given.opened, folder, {"seed": given.settings.seed} | given.lineage | details)
