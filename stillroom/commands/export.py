@@ -30,8 +30,8 @@ from compress.runs.data_checks import labels_for, warnings_of
 from compress.runs.further_texts import FurtherTexts, read_further
 from compress.runs.label_checks import outside_warning
 from compress.runs.lineage import LINEAGE, base_model_of, read_lineage
+from compress.runs.open_task import usable_length
 from compress.runs.resumable_stages import Workdir
-from compress.runs.task_inputs import usable_length
 from compress.settings import VECTORS
 from export.graph.vocabulary_trimming import Trimmed, trim_vocabulary
 from export.packing.builder import ModelReport, scores_on_test

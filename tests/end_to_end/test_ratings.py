@@ -19,8 +19,8 @@ from compress.evaluation.numbers import check_unit
 from compress.evaluation.predictions import predictions, row_logits
 from compress.models import number_head
 from compress.models.pretrained import head_for, load, open_model
+from compress.runs.open_task import open_task
 from compress.runs.soft_labels import fold_of
-from compress.runs.task_inputs import open_task
 from compress.runs.understood import understood, understood_lines
 from compress.settings import TaskSettings
 from serve.bundle.manifest import open_bundle
