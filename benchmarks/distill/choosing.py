@@ -46,9 +46,10 @@ from compress.runs.hardware import same_bits
 from compress.runs.lineage import read_lineage, save_with_lineage
 from compress.runs.method_chain import method_chain
 from compress.runs.method_stages import run_method, with_head
+from compress.runs.open_task import open_task
 from compress.runs.resumable_stages import TRAINING, Workdir
 from compress.runs.soft_labels import make_soft_labels, read_confidence, read_soft_labels
-from compress.runs.task_inputs import TaskInputs, open_task
+from compress.runs.task_inputs import TaskInputs
 from compress.settings import TaskSettings
 from compress.tasks import task_named
 from compress.training.stage import StageSettings, train_on_task, validating

@@ -6,16 +6,14 @@ import platform
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import compress
 from compress import distributed
 from compress.peers import Place
 from compress.runs.stages import folder_fingerprint, texts_fingerprint
+from compress.runs.task_inputs import TaskInputs
 from serve.bundle.manifest import canonical_json, sha256_file
-
-if TYPE_CHECKING:
-    from compress.runs.task_inputs import TaskInputs
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
 # Settings that may differ: paths, whose contents are compared, and what each process decides for its machine.
@@ -64,7 +62,7 @@ def check_same_inputs(settings: Any, contents: Mapping[str, object]) -> None:
     distributed.agreed(own, refusal)
 
 
-def contents_of(inputs: "TaskInputs") -> dict[str, object]:
+def contents_of(inputs: TaskInputs) -> dict[str, object]:
     """What was read for training on a task, by the flag that names it."""
     asked = inputs.answering
     return {

@@ -1,42 +1,21 @@
 """Soft labels from a file of a teacher's answers, which may come from anything that answers."""
 
 import dataclasses
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-import numpy as np
 
 from compress.data.encoded import Encoded
 from compress.data.examples import Example, Splits
 from compress.data.label_checks import counted
 from compress.data.teacher_labels import Held, TeacherLabels
 from compress.evaluation.metrics import Score
+from compress.runs.task_inputs import Answered, TaskInputs
 from serve.errors import BadInput
-
-if TYPE_CHECKING:
-    from compress.runs.task_inputs import TaskInputs
-
 
 ENOUGH_TEXTS = (
     30  # of validation with an answer, or all of them, for a score no better than chance to be a fault of the teacher
 )
 
 
-@dataclass(frozen=True)
-class Answered:
-    """What a student learns of a file of answers."""
-
-    soft: list[np.ndarray]
-    """Logits (rows, labels) of each text of `TaskInputs.soft_labelled`."""
-    on_validation: Score | None
-    """The score of the answers to texts of validation; None where there is none, or where they are its labels."""
-    whole_validation: bool
-    """Whether all of these texts have an answer, so that the score can be compared with a student's."""
-    lines: list[str]
-    """What was read, as sentences."""
-
-
-def with_answers(inputs: "TaskInputs", teacher: TeacherLabels) -> "TaskInputs":
+def with_answers(inputs: TaskInputs, teacher: TeacherLabels) -> TaskInputs:
     """`inputs` with the answers of `teacher`, the texts that it answers and no split has, and the soft labels of training.
 
     A text of train without an answer keeps its label, as if the teacher had given it. Texts that no split has are learned by the
@@ -84,7 +63,7 @@ def with_answers(inputs: "TaskInputs", teacher: TeacherLabels) -> "TaskInputs":
     return dataclasses.replace(inputs, answers=teacher, answered=Answered(soft, on_validation, whole, lines))
 
 
-def _whole(inputs: "TaskInputs", teacher: TeacherLabels) -> Splits:
+def _whole(inputs: TaskInputs, teacher: TeacherLabels) -> Splits:
     """The splits without texts of train, and of a validation held out from it, whose answers do not reach to their last word."""
 
     def kept(examples: list[Example], encoded: Encoded) -> list[Example]:
@@ -101,7 +80,7 @@ def _whole(inputs: "TaskInputs", teacher: TeacherLabels) -> Splits:
     return dataclasses.replace(splits, train=train, validation=held_out)
 
 
-def _score(inputs: "TaskInputs", teacher: TeacherLabels) -> tuple[Score | None, int]:
+def _score(inputs: TaskInputs, teacher: TeacherLabels) -> tuple[Score | None, int]:
     """The score of the answers to texts of validation, and how many have one. BadInput if it is not shown to be above chance."""
     gold = inputs.splits.validation
     found = teacher.logits(inputs.validation, gold)
@@ -125,7 +104,7 @@ def _score(inputs: "TaskInputs", teacher: TeacherLabels) -> tuple[Score | None, 
 
 
 def _lines(
-    inputs: "TaskInputs",
+    inputs: TaskInputs,
     teacher: TeacherLabels,
     of_train: int,
     others: int,

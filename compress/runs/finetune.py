@@ -1,7 +1,7 @@
 """Fine-tunes a model with a head for a task, on labels, or on labels and a teacher's soft labels."""
 
 import dataclasses
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,14 @@ from compress.models.pretrained import load, open_model
 from compress.progress import Notify, message, silent
 from compress.runs import task_stages
 from compress.runs.agreement import check_same_inputs, contents_of
-from compress.runs.answered import Answered
 from compress.runs.finetune_generator import fine_tune_generator, refuse_generation_settings
 from compress.runs.hardware import same_bits
 from compress.runs.lineage import read_lineage
+from compress.runs.open_task import open_task
 from compress.runs.resumable_stages import Workdir, check_writable, free_target
 from compress.runs.soft_labels import make_soft_labels, read_soft_labels
-from compress.runs.stages import fingerprint, texts_fingerprint, trained_with
-from compress.runs.task_inputs import TaskInputs, open_task, steps_of
+from compress.runs.stages import Of, RunStage, make_checkpoint, texts_fingerprint, trained_with
+from compress.runs.task_inputs import Answered, TaskInputs, steps_of
 from compress.runs.understood import understood, understood_lines
 from compress.settings import LEAST_TUNING_STEPS, WHERE_DATA_IS, FineTuning, TaskSettings, filled_in
 from serve.errors import BadInput
@@ -75,15 +75,28 @@ def fine_tune(settings: FineTuning, notify: Notify = silent) -> Path:
     target = free_target(out)
     settings = _resolved(settings)
     inputs, teacher = _opened(model, target, settings, notify)
-    answers, answered = inputs.answers, inputs.answered
     for line in understood_lines(understood(inputs, {"fine-tuning": _steps(inputs, settings)})):
         message(notify, line)
-    for line in answered.lines if answered else ():
+    for line in inputs.answered.lines if inputs.answered else ():
         message(notify, line)
     for warning in inputs.warnings:
         message(notify, f"warning: {warning}")
     same_bits(inputs.settings.threads)
-    run_fingerprint = fingerprint(
+    here = dataclasses.replace(settings, precision=inputs.settings.precision, device=inputs.settings.device)
+    of_teacher = {"--teacher": teacher.teacher_fingerprint} if teacher else {}
+    check_same_inputs(here, contents_of(inputs) | of_teacher)
+    distributed.join(inputs.settings.device)
+    workdir = Workdir(target.with_name(target.name + ".finetune-work"), notify)
+    folders: dict[str, Path] = {}
+    return make_checkpoint(workdir, _stages(inputs, teacher, settings, folders), folders, target)
+
+
+def _stages(
+    inputs: TaskInputs, teacher: TaskInputs | None, settings: FineTuning, folders: Mapping[str, Path]
+) -> list[RunStage]:
+    """The teacher with its head and its soft labels, if there is one to ask, and the model. Finished ones are in `folders`."""
+    answers, answered = inputs.answers, inputs.answered
+    made_of = (
         "finetune", inputs.teacher_fingerprint, teacher.teacher_fingerprint if teacher else "",
         answers.fingerprint if answers else "", inputs.data_fingerprint,
         list(inputs.labels), texts_fingerprint(inputs.unlabelled), inputs.settings.threads, inputs.settings.precision,
@@ -95,25 +108,30 @@ def fine_tune(settings: FineTuning, notify: Notify = silent) -> Path:
             ("model", "data", "out", "teacher", "teacher_labels", "unlabelled", "trackers", "device", "revision", *WHERE_DATA_IS), ""
         ),
     )  # fmt: skip
-    workdir = Workdir(target.with_name(target.name + ".finetune-work"), notify)
-    here = dataclasses.replace(settings, precision=inputs.settings.precision, device=inputs.settings.device)
-    of_teacher = {"--teacher": teacher.teacher_fingerprint} if teacher else {}
-    check_same_inputs(here, contents_of(inputs) | of_teacher)
-    distributed.join(inputs.settings.device)
-    with workdir.locked(run_fingerprint):
+
+    def train(folder: Path) -> None:
         soft = answered.soft if answered else None
         if teacher:
-            make = partial(task_stages.make_teacher, inputs=teacher, steps=0)
-            labeller = workdir.stage("teacher", fingerprint(run_fingerprint, "teacher"), make)
-            label = partial(make_soft_labels, inputs=teacher, teacher=labeller)
-            soft = read_soft_labels(
-                workdir.stage("soft-labels", fingerprint(run_fingerprint, "soft labels"), label), teacher
-            )
-        taught_by = _teacher_facts(teacher, answers, answered)
-        train = partial(_train, inputs=inputs, soft=soft, taught_by=taught_by, settings=settings)
-        folder = workdir.stage("model", run_fingerprint, train)
-        workdir.publish(folder, target)
-    return target
+            soft = read_soft_labels(folders["soft-labels"], teacher)
+        _train(folder, inputs, soft, _teacher_facts(teacher, answers, answered), settings)
+
+    model = RunStage("model", made_of, train)
+    if not teacher:
+        return [model]
+    asked = teacher
+    return [
+        RunStage(
+            "teacher",
+            (Of("model"), "teacher"),
+            lambda folder: task_stages.make_teacher(folder, asked, steps=0),
+        ),
+        RunStage(
+            "soft-labels",
+            (Of("model"), "soft labels"),
+            lambda folder: make_soft_labels(folder, asked, folders["teacher"]),
+        ),
+        model,
+    ]
 
 
 def finetune_result(checkpoint: Path) -> dict[str, Any]:

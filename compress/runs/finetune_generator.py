@@ -47,9 +47,10 @@ from compress.progress import Notify, advancing, message
 from compress.runs.agreement import check_same_inputs
 from compress.runs.hardware import device_here, on_this_machine, same_bits, stage_settings
 from compress.runs.lineage import save_with_lineage
+from compress.runs.open_task import check_disk, usable_length
 from compress.runs.resumable_stages import TRAINING, Workdir, check_writable, free_target
-from compress.runs.stages import fingerprint, folder_fingerprint, trained_with
-from compress.runs.task_inputs import check_disk, steps_of, usable_length
+from compress.runs.stages import RunStage, folder_fingerprint, make_checkpoint, trained_with
+from compress.runs.task_inputs import steps_of
 from compress.settings import LEAST_TUNING_STEPS, WHERE_DATA_IS, FineTuning, filled_in
 from compress.training.checkpoint import Progress
 from compress.training.loop import Validation
@@ -116,17 +117,14 @@ def fine_tune_generator(settings: FineTuning, notify: Notify) -> Path:
     models = [folder_fingerprint(each.folder) if each else "" for each in (inputs.opened, inputs.teacher)]
     check_same_inputs(settings, {"--model": models[0], "--teacher": models[1], "--data": inputs.splits.fingerprint})
     distributed.join(settings.device)
-    made_of = fingerprint(
+    made_of = (
         "generator", *models,
         inputs.splits.fingerprint, trained_with(settings.device), inputs.longest, inputs.target_tokens,
         dataclasses.asdict(settings)
         | dict.fromkeys(("model", "data", "out", "teacher", "trackers", "device", "revision", "target_column", *WHERE_DATA_IS), ""),
     )  # fmt: skip
     workdir = Workdir(target.with_name(target.name + ".finetune-work"), notify)
-    with workdir.locked(made_of):
-        folder = workdir.stage("model", made_of, partial(_train, inputs=inputs))
-        workdir.publish(folder, target)
-    return target
+    return make_checkpoint(workdir, [RunStage("model", made_of, partial(_train, inputs=inputs))], {}, target)
 
 
 def refuse_generation_settings(settings: FineTuning) -> None:

@@ -1,6 +1,6 @@
 """The stages of a method, from a teacher over assistants (if any) to a student."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -104,7 +104,8 @@ def run_method(
     workdir: Workdir, run_fingerprint: str, links: Sequence[Link], given: MethodInputs, words: Path | None = None
 ) -> list[Path]:
     """The folders of the `method_stages` that train, in order; the last holds the student. `run_fingerprint` covers all inputs."""
-    folders = run_stages(workdir, method_stages(links, lambda: (links, given), (run_fingerprint,), words=words))
+    folders: dict[str, Path] = {}
+    run_stages(workdir, method_stages(links, lambda: (links, given), (run_fingerprint,), folders, words=words), folders)
     return [folder for name, folder in folders.items() if not name.endswith((START, HEAD))]
 
 
@@ -112,6 +113,7 @@ def method_stages(
     links: Sequence[Link],
     ready: Callable[[], tuple[Sequence[Link], MethodInputs]],
     made_of: tuple[object, ...],
+    folders: Mapping[str, Path],
     prefix: str = "",
     *,
     words: Path | None = None,
@@ -125,40 +127,42 @@ def method_stages(
         links: the students and their trainings; the tokens of each training may be others when its turn comes.
         ready: called then; gives the links with the tokens to read, and the inputs.
         made_of: covers all inputs.
+        folders: gets the finished stages.
         prefix: what the names of the folders begin with.
         words: the teacher with such a head, if it was fitted before.
     """
-    folders: dict[str, Path] = {}  # of the finished stages
+    taught_by = {HEAD: words} if words else {}
+    found: list[RunStage] = []
 
-    def stage_of(name: str, of: tuple[object, ...], make: Callable[[Path], None]) -> RunStage:
-        return RunStage(name, (*made_of, *of), make, then=lambda folder: folders.__setitem__(name, folder))
+    def add(name: str, of: tuple[object, ...], make: Callable[[Path], None]) -> str:
+        found.append(RunStage(name, (*made_of, *of), make))
+        return name
+
+    def teacher(name: str, given: MethodInputs) -> Path | Opened:
+        """What the stage `name` left; the given teacher if it is empty."""
+        return (taught_by.get(name) or folders[name]) if name else given.opened
 
     def begin(folder: Path, number: int, source: str) -> None:
         after, given = ready()
-        _begin(folder, given, after[number], folders.get(source, given.opened), last=number == len(links) - 1)
+        _begin(folder, given, after[number], teacher(source, given), last=number == len(links) - 1)
 
     def train(folder: Path, number: int, step: int, before: str, source: str) -> None:
         after, given = ready()
-        _train(folder, given, after[number], step, folders[before], folders.get(source, given.opened))
+        _train(folder, given, after[number], step, folders[before], teacher(source, given))
 
-    found: list[RunStage] = []
-    source, head = "", ""  # the stages whose models teach: by activations, and by masked words
+    source = head = ""  # the stages whose models teach: by activations, and by masked words
     if words:
-        head = f"{prefix}{HEAD}"
-        folders[head] = words
+        head = HEAD
     elif any(asks_words(link.stages) for link in links):
-        head = f"{prefix}{HEAD}"
-        found.append(stage_of(head, ("head",), lambda folder: fit_head(folder, ready()[1])))
+        head = add(f"{prefix}{HEAD}", ("head",), lambda folder: fit_head(folder, ready()[1]))
     for number, link in enumerate(links):
         name = prefix + ("" if number == len(links) - 1 else f"assistant-{number + 1}-")
-        before = f"{name}{START}"
         begins = head if asks_words(link.stages) else source
-        found.append(stage_of(before, (name, "start"), partial(begin, number=number, source=begins)))
+        before = add(f"{name}{START}", (name, "start"), partial(begin, number=number, source=begins))
         for step, stage in enumerate(link.stages, 1):
-            teacher = head if stage.objective.masks_tokens and stage.objective.asks_teacher else source
-            make = partial(train, number=number, step=step, before=before, source=teacher)
-            before = f"{name}{step}-{stage.name}"
-            found.append(stage_of(before, (name, "stage", step), make))
+            asked = head if stage.objective.masks_tokens and stage.objective.asks_teacher else source
+            make = partial(train, number=number, step=step, before=before, source=asked)
+            before = add(f"{name}{step}-{stage.name}", (name, "stage", step), make)
         source = head = before
     return found
 

@@ -66,7 +66,7 @@ def run_stages(
 ) -> dict[str, Path]:
     """The folder of each stage that is needed, in their order; finished ones are not made again.
 
-    `folders` is filled as they finish, so that later stages can read it. `only` names the stages to make, if not all.
+    `folders` is filled as they finish: later stages find there what they read. `only` names the stages to make, if not all.
     """
     folders = {} if folders is None else folders
     decided_by = fingerprints_of(stages)
@@ -82,6 +82,14 @@ def run_stages(
         if stage.then:
             stage.then(folder)
     return folders
+
+
+def make_checkpoint(workdir: Workdir, stages: Sequence[RunStage], folders: dict[str, Path], target: Path) -> Path:
+    """Run `stages`, rename the folder of the last to `target`, and remove the others."""
+    with workdir.locked(fingerprints_of(stages)[stages[-1].name]):
+        *_, last = run_stages(workdir, stages, folders).values()
+        workdir.publish(last, target)
+    return target
 
 
 def fingerprints_of(stages: Iterable[RunStage]) -> dict[str, str]:

@@ -28,8 +28,8 @@ from compress.models.sentence_pooling import SentencePooling, max_tokens_in, poo
 from compress.runs.data_checks import labels_for, warnings_of
 from compress.runs.further_texts import FurtherTexts, read_further
 from compress.runs.lineage import LINEAGE, base_model_of, read_lineage
+from compress.runs.open_task import usable_length
 from compress.runs.resumable_stages import Workdir
-from compress.runs.task_inputs import usable_length
 from compress.tasks import FEATURE_EXTRACTION, task_of
 from export.graph.vocabulary_trimming import Trimmed, trim_vocabulary
 from export.packing.builder import ModelReport, scores_on_test

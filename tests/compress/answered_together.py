@@ -10,8 +10,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from compress.data.corpus import tokenised
 from compress.models.activations import Part
 from compress.models.families import FAMILIES
+from compress.runs.open_task import open_task
 from compress.runs.soft_labels import make_soft_labels
-from compress.runs.task_inputs import TaskInputs, open_task
+from compress.runs.task_inputs import TaskInputs
 from compress.settings import TaskSettings
 from compress.training import teacher_cache as caches
 

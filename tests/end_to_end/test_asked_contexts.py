@@ -14,7 +14,7 @@ import stillroom as face
 from compress.data.labelled_files import read_examples
 from compress.evaluation.predictions import row_logits
 from compress.models.pretrained import load, open_model, open_tokenizer
-from compress.runs.task_inputs import open_task
+from compress.runs.open_task import open_task
 from compress.runs.understood import understood, understood_lines
 from compress.settings import TaskSettings
 from compress.tasks import QUESTION_ANSWERING

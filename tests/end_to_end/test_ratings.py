@@ -18,8 +18,8 @@ from compress.evaluation.numbers import check_unit
 from compress.evaluation.predictions import row_logits
 from compress.models import number_head
 from compress.models.pretrained import load, open_model
+from compress.runs.open_task import open_task
 from compress.runs.soft_labels import fold_of
-from compress.runs.task_inputs import open_task
 from compress.runs.understood import understood, understood_lines
 from compress.settings import TaskSettings
 from compress.tasks import TEXT_CLASSIFICATION, TEXT_REGRESSION

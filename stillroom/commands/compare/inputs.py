@@ -8,8 +8,9 @@ from compress.data.corpus import tokenised
 from compress.models.packed_inputs import row_tokens_for
 from compress.runs.method_chain import check_method_name
 from compress.runs.method_stages import MethodInputs
+from compress.runs.open_task import open_task
 from compress.runs.stages import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
-from compress.runs.task_inputs import TaskInputs, open_task, unseen
+from compress.runs.task_inputs import TaskInputs, unseen
 from compress.settings import WHERE_DATA_IS, TaskSettings
 from compress.training.stage import StageSettings
 from serve.bundle.cpu_quota import available_cores

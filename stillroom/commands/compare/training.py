@@ -18,8 +18,9 @@ from compress.models.pretrained import load, open_model
 from compress.runs.hardware import same_bits
 from compress.runs.lineage import read_lineage
 from compress.runs.method_stages import RANDOM, Labelled, Link, MethodInputs, asks_words, run_method
+from compress.runs.open_task import open_task
 from compress.runs.resumable_stages import STATE, Workdir
-from compress.runs.task_inputs import TaskInputs, open_task, scored_rows
+from compress.runs.task_inputs import TaskInputs, scored_rows
 from compress.training.loop import Diverged
 from serve.bundle.manifest import canonical_json
 from stillroom.commands.compare.choices import NEW_LAYERS

@@ -274,7 +274,9 @@ class Run:
         ]
         if own_stages:
             links = chain.links(inputs.distill_tokens, 1.0)
-            stages += self._distilling(method_stages(links, self._method, (Of("method"),), export_and_scores.DISTIL))
+            stages += self._distilling(
+                method_stages(links, self._method, (Of("method"),), self.folders, export_and_scores.DISTIL)
+            )
         stages += self._soft_label_stages()
         trained_last = not (labels_only or (own_stages and chain.ends_on_task))
         stages.append(
@@ -384,8 +386,6 @@ class Run:
             )
 
         def last(folder: Path) -> None:
-            if stages[-1].then:
-                stages[-1].then(folder)
             self.folders["distilled" if self.inputs.chain.ends_on_task else "begin"] = folder
 
         stages[0] = dataclasses.replace(stages[0], says=says)

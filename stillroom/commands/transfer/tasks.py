@@ -14,9 +14,10 @@ from compress.methods.catalogue import Stage
 from compress.models.pretrained import open_model
 from compress.models.shapes import Shape, shape_of
 from compress.runs.method_chain import method_chain
+from compress.runs.open_task import open_task
 from compress.runs.resumable_stages import Workdir
 from compress.runs.stages import fingerprint
-from compress.runs.task_inputs import TaskInputs, open_task, unseen
+from compress.runs.task_inputs import TaskInputs, unseen
 from compress.settings import TaskSettings
 from compress.tasks import LABELLED
 from serve.errors import BadInput

@@ -14,7 +14,8 @@ from compress.distributed import Share
 from compress.evaluation.logits import softmax
 from compress.evaluation.predictions import row_logits
 from compress.runs import soft_labels, task_stages
-from compress.runs.task_inputs import TaskInputs, open_task
+from compress.runs.open_task import open_task
+from compress.runs.task_inputs import TaskInputs
 from compress.settings import TaskSettings
 from compress.tasks import TOKEN_CLASSIFICATION
 from serve.errors import BadInput
@@ -69,9 +70,12 @@ def test_a_fold_teacher_is_not_trained_on_its_fold(
 ) -> None:
     inputs = opened(tiny_teacher, task_data, tmp_path, folds=3)
     read: list[str] = []
-    monkeypatch.setattr(
-        task_stages, "train_on_task", lambda model, train, *_, **__: read.extend(train.texts) or task_stages.Progress()
-    )
+
+    def seen(_stage: Any, _student: Any, text: Any, *_: Any, **__: Any) -> Any:
+        read.extend(text.texts.texts)
+        return task_stages.Progress()
+
+    monkeypatch.setattr(task_stages, "train_on_task", seen)
     task_stages.make_fold_teacher(tmp_path, inputs, 2, fold=1)
     folds = soft_labels.fold_of(inputs.splits.train, 3, 0)
     assert sorted(read) == sorted(e.text for e, fold in zip(inputs.splits.train, folds, strict=True) if fold != 1)

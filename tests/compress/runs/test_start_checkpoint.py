@@ -12,7 +12,8 @@ from compress.models.initialise import student_of
 from compress.models.pretrained import load_encoder, open_model, save_tokenizer
 from compress.models.shapes import Shape
 from compress.runs import task_stages
-from compress.runs.task_inputs import TaskInputs, open_task
+from compress.runs.open_task import open_task
+from compress.runs.task_inputs import TaskInputs
 from compress.settings import TaskSettings
 from compress.tasks import TEXT_CLASSIFICATION
 from serve.errors import BadInput

@@ -11,7 +11,8 @@ import compress
 from compress.progress import Event
 from compress.runs.distill import distill_result
 from compress.runs.finetune import finetune_result, result_line
-from compress.runs.task_inputs import TaskInputs, open_task
+from compress.runs.open_task import open_task
+from compress.runs.task_inputs import TaskInputs
 from compress.runs.understood import understood, understood_lines
 from compress.settings import TaskSettings
 from serve.errors import BadInput
