@@ -10,10 +10,9 @@ from typing import TypeVar, get_args
 from compress.data.examples import Splits, Task, check_kind
 from compress.models.answering import AnsweringTeacher, find_answering
 from compress.models.families import FAMILIES
-from compress.models.initialise import differing_tokenizers, shape_in
+from compress.models.initialise import differing_tokenizers, is_checkpoint, shape_in
 from compress.models.pretrained import head_for, open_model, open_unread
 from compress.runs.label_checks import some
-from compress.runs.method_stages import is_checkpoint
 from compress.settings import AUTO, TaskSettings
 from serve.errors import BadInput
 from serve.text.labels import bio_tags, entity_labels

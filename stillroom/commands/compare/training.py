@@ -18,10 +18,13 @@ from compress.data.encoded import Encoded
 from compress.data.examples import Example, Task, check_task
 from compress.evaluation.metrics import counts, gold_of, mean_score
 from compress.evaluation.predictions import predictions, row_logits
+from compress.models.initialise import RANDOM
 from compress.models.pretrained import load, open_model
 from compress.runs.hardware import same_bits
 from compress.runs.lineage import read_lineage
-from compress.runs.method_stages import RANDOM, Labelled, Link, MethodInputs, asks_words, run_method
+from compress.runs.method_chain import Link, asks_words
+from compress.runs.method_stages import run_method
+from compress.runs.method_trainings import Labelled, MethodInputs
 from compress.runs.open_task import open_task
 from compress.runs.resumable_stages import STATE, Workdir
 from compress.runs.task_inputs import TaskInputs

@@ -12,7 +12,9 @@ from compress.data.examples import check_task
 from compress.evaluation.metrics import counts, gold_of
 from compress.evaluation.predictions import predictions, row_logits
 from compress.runs import task_stages
-from compress.runs.method_stages import Labelled, Link, MethodInputs, run_method
+from compress.runs.method_chain import Link
+from compress.runs.method_stages import run_method
+from compress.runs.method_trainings import Labelled, MethodInputs
 from compress.runs.resumable_stages import STATE, Workdir
 from compress.runs.stages import fingerprint, trained_with
 from compress.runs.task_inputs import TaskInputs
