@@ -13,9 +13,8 @@ from compress.data.task import Task
 from compress.models.answering import AnsweringTeacher, find_answering
 from compress.models.families import FAMILIES
 from compress.models.heads import head_of
-from compress.models.initialise import differing_tokenizers, shape_in
+from compress.models.initialise import differing_tokenizers, is_checkpoint, shape_in
 from compress.models.pretrained import open_model, open_unread
-from compress.runs.method_stages import is_checkpoint
 from compress.settings import AUTO, TaskSettings
 from compress.tasks import LABELLED
 from serve.errors import BadInput

@@ -17,6 +17,7 @@ from compress.data.texts import TextFiles, stream_texts
 from compress.input_errors import Faults
 from compress.methods.catalogue import Stage
 from compress.methods.presets import preset_of
+from compress.models.initialise import is_checkpoint
 from compress.models.layer_maps import LAYER_MAPS
 from compress.models.packed_inputs import row_tokens_for
 from compress.models.precision import check_precision
@@ -29,21 +30,16 @@ from compress.runs.hardware import device_here, on_this_machine, same_bits, stag
 from compress.runs.lineage import read_lineage
 from compress.runs.method_chain import (
     USED_BY,
+    Link,
+    asks_words,
     check_used,
     check_whole_batches,
     method_chain,
     student_shape,
     teacher_pooling,
 )
-from compress.runs.method_stages import (
-    Link,
-    MethodInputs,
-    asks_words,
-    cached_of,
-    is_checkpoint,
-    kept_parts,
-    run_method,
-)
+from compress.runs.method_stages import run_method
+from compress.runs.method_trainings import MethodInputs, cached_of, kept_parts
 from compress.runs.resumable_stages import CORPUS, Workdir, free_target
 from compress.runs.stages import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
 from compress.settings import Distillation

@@ -1,6 +1,7 @@
-"""Writes a checkpoint that `AutoModel` opens, with its lineage: what the weights were made from."""
+"""Writes a checkpoint that `AutoModel` opens, with its lineage: what the weights were made from, and whether their loss fell."""
 
 import json
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,15 @@ from typing import Any
 from compress.data.examples import GENERATION, GENERATOR
 from compress.models.configurations import in_one_line, quiet
 from compress.models.pretrained import Opened, save_tokenizer
+from compress.progress import Notify, message, silent
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
 
 LINEAGE = "lineage.json"
+FIFTH = 5
+FEW = 10  # with fewer points a curve is not checked
+# Share of the first losses. No smaller student gets this close: at or below it teacher and student are one model.
+NOTHING_LEFT = 1e-5
 
 
 def save_with_lineage(
@@ -56,4 +62,31 @@ def read_lineage(folder: Path) -> dict[str, Any]:
             raise ValueError(f"it holds a {type(found).__name__}, not an object")
     except ValueError as error:
         raise BadInput(f"{file} cannot be read ({in_one_line(error)}). Remove it, or copy the folder again.") from None
+    return found
+
+
+def loss_warnings(curve: Sequence[tuple[int, float]], what: str, notify: Notify = silent) -> list[str]:
+    """A warning, which is also reported, if the loss `curve` (step, loss) of `what` did not fall, or fell to nearly 0; otherwise none.
+
+    A training that learned nothing still ends with a model. The means of the first and last fifth are compared, so that one batch does
+    not decide.
+    """
+    if len(curve) < FEW:
+        return []
+    part = len(curve) // FIFTH
+    values = [value for _, value in curve]
+    first, last = sum(values[:part]) / part, sum(values[-part:]) / part
+    found = []
+    if last <= NOTHING_LEFT * first or last == 0:
+        found.append(
+            f"{what}: the loss fell from {first:.3g} to {last:.3g}, nearly 0. Check whether teacher and student are the same model, "
+            "or nearly all text is padding."
+        )
+    elif last >= first:
+        found.append(
+            f"{what}: the loss did not fall ({first:.4g} over the first fifth, {last:.4g} over the last). A lower learning rate, "
+            "more steps or another teacher layer may help."
+        )
+    for warning in found:
+        message(notify, f"warning: {warning}")
     return found

@@ -8,11 +8,10 @@ from typing import Any
 from compress import distributed
 from compress.losses.vectors import Pooling
 from compress.methods.catalogue import METHODS, Stage, chain_of
-from compress.models.initialise import layers_fit, open_start, shape_in, starting_layers
+from compress.models.initialise import RANDOM, is_checkpoint, layers_fit, open_start, shape_in, starting_layers
 from compress.models.pretrained import Opened
 from compress.models.sentence_pooling import pooling_in
 from compress.models.shapes import ACTIVATIONS, BY_RULE, USUAL_STUDENT, Shape, assistants_of, shape_of
-from compress.runs.method_stages import RANDOM, Link, is_checkpoint
 from serve.errors import BadInput
 
 LEAST_TEXTS = 3  # of a batch whose texts are compared with each other
@@ -27,6 +26,22 @@ USED_BY = {
 # Settings of one stage in a recipe.
 LAYER_SETTINGS = ("teacher_layer", "relation_heads")
 STAGE_SETTINGS = ("tokens", "learning_rate", "batch", "pack", *LAYER_SETTINGS)
+
+
+@dataclass(frozen=True)
+class Link:
+    """A student to train and its stages: the last link is the student asked for, those before it are assistants."""
+
+    shape: Shape
+    stages: tuple[Stage, ...]
+    tokens: tuple[float, ...]  # that each stage reads
+    # The teacher that the first link starts from: `corpus` is the given one, otherwise the one fine-tuned on that text.
+    starts_from: str = "corpus"
+
+    @property
+    def masks(self) -> bool:
+        """Whether a stage needs the student to have a masked-language-model head."""
+        return any(stage.objective.masks_tokens for stage in self.stages)
 
 
 @dataclass(frozen=True)
@@ -77,6 +92,11 @@ class Chain:
             )
             for shape, stages in zip(self.shapes, (*assistants, last), strict=True)
         ]
+
+
+def asks_words(stages: Sequence[Stage]) -> bool:
+    """Whether a stage needs the teacher's predictions of masked tokens."""
+    return any(stage.objective.masks_tokens and stage.objective.asks_teacher for stage in stages)
 
 
 def method_chain(

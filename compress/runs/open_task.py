@@ -16,7 +16,7 @@ from compress.data.teacher_labels import TeacherLabels, read_teacher_labels
 from compress.data.texts import read_texts
 from compress.input_errors import Faults
 from compress.models.answering import AnsweringTeacher
-from compress.models.initialise import layers_fit, open_start
+from compress.models.initialise import is_checkpoint, layers_fit, open_start
 from compress.models.precision import check_precision
 from compress.models.pretrained import Opened, open_model, open_tokenizer, with_markers
 from compress.models.shapes import USUAL_STUDENT, Shape, shape_of
@@ -30,7 +30,6 @@ from compress.runs.method_chain import (
     check_method_name,
     student_shape,
 )
-from compress.runs.method_stages import is_checkpoint
 from compress.runs.stages import folder_fingerprint
 from compress.runs.task_inputs import TaskInputs, asks_soft_labels, chain_in, unseen
 from compress.settings import AUTO, TaskSettings

@@ -16,7 +16,7 @@ from compress.data.teacher_labels import TeacherLabels
 from compress.evaluation.metrics import Score
 from compress.evaluation.predictions import row_logits
 from compress.models.answering import AnsweringTeacher
-from compress.models.initialise import layers_fit
+from compress.models.initialise import RANDOM, is_checkpoint, layers_fit
 from compress.models.packed_inputs import row_tokens_for
 from compress.models.pretrained import Opened
 from compress.models.shapes import Shape
@@ -28,7 +28,6 @@ from compress.runs.method_chain import (
     method_chain,
     teacher_pooling,
 )
-from compress.runs.method_stages import RANDOM, is_checkpoint
 from compress.settings import AUTO, LEAST_STEPS, LEAST_TUNING_STEPS, MOST_DISTILL_TOKENS, TaskSettings
 from compress.tasks import task_named
 from compress.training.stage import validation_interval

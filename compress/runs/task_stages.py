@@ -1,9 +1,8 @@
 """The stages of training on a task: teacher, the student's start, undistilled and distilled student, and which ships."""
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,17 @@ from compress.data.sampler import language_counts
 from compress.evaluation.predictions import shared_row_logits
 from compress.methods.catalogue import LABELS, labels_and_soft_labels
 from compress.models import number_head
-from compress.models.initialise import open_start, starting_layers, student_of
+from compress.models.initialise import RANDOM, is_checkpoint, open_start, starting_layers, student_of
 from compress.models.pretrained import Opened, load, open_model
 from compress.progress import advancing, message
+from compress.runs.choice import method_name
 from compress.runs.hardware import device_here, stage_settings
-from compress.runs.lineage import LINEAGE, read_lineage, save_with_lineage
-from compress.runs.method_stages import RANDOM, Labelled, MethodInputs, is_checkpoint, with_head
-from compress.runs.resumable_stages import METRICS, STATE, TENSORBOARD, TRAINING
+from compress.runs.lineage import loss_warnings, save_with_lineage
+from compress.runs.method_trainings import Labelled, MethodInputs, with_head
+from compress.runs.resumable_stages import TRAINING
 from compress.runs.soft_labels import fold_of, read_confidence, read_soft_labels
 from compress.runs.task_inputs import TaskInputs
 from compress.training.checkpoint import Progress
-from compress.training.loss_checks import doubts
 from compress.training.stage import train_on_task, validating
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
@@ -47,14 +46,8 @@ def load_stage(folder: Path, inputs: TaskInputs) -> Any:
 def with_new_head(opened: Opened, inputs: TaskInputs) -> Any:
     """The model of `opened` with a new head for the labels of `inputs`."""
     model = load(opened, inputs.task, inputs.labels)
-    _start_numbers(model, inputs)
+    number_head.start_head(model, inputs.train)
     return model
-
-
-def _start_numbers(model: Any, inputs: TaskInputs) -> None:
-    """Let a new head of `model` begin with the mean and the deviation of train's numbers, if these are what it learns."""
-    if unit := inputs.task.unit_of(inputs.train):
-        number_head.into_data(model, unit)
 
 
 def make_teacher(folder: Path, inputs: TaskInputs, steps: int) -> None:
@@ -111,7 +104,7 @@ def make_start(folder: Path, inputs: TaskInputs, teacher: Path | None) -> None:
         new_layers=start == RANDOM,
     )
     if origin["head"] == "new":
-        _start_numbers(student, inputs)
+        number_head.start_head(student, inputs.train)
     if not teacher:
         name = inputs.opened.public_name
         origin = {
@@ -284,88 +277,6 @@ def _distilled(
     return model, on_task(model, folder, inputs, steps, rate, what, soft=logits, soft_weight=soft.weight)
 
 
-def method_name(inputs: TaskInputs) -> str:
-    """The method as reports name it: with what follows it on the task."""
-    chain = inputs.chain
-    return chain.method if chain.ends_on_task else f"{chain.method}, then {inputs.settings.then}"
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Which of the trained students ships, and the best validation scores that decided it; None for what was not trained."""
-
-    method: str
-    why: str
-    teacher: float | None
-    distilled: float | None
-    undistilled: float | None
-    soft_labels: dict[str, Any] | None = None  # see `SoftLabels.lineage`; None where none were learned
-
-
-def best_on_validation(folder: Path) -> float:
-    """The best validation score of the training in `folder`."""
-    return max(float(value) for _, value in read_lineage(folder)["validation"])
-
-
-def teacher_score(inputs: TaskInputs, folder: Path | None) -> float | None:
-    """The validation score of the teacher in `folder`, or without one of the answers of `inputs`, if they are to all of its texts."""
-    if folder:
-        return float(read_lineage(folder)["on_validation"])
-    answered = inputs.answered
-    return (
-        float(answered.on_validation.value)
-        if answered and answered.whole_validation and answered.on_validation
-        else None
-    )
-
-
-def make_choice(
-    folder: Path, inputs: TaskInputs, teacher: Path | None, distilled: Path | None, undistilled: Path | None
-) -> None:
-    """Copy the student that ships: of those that were trained, the best on validation.
-
-    Labels alone ship only where they are better: a student that learned as much from its teacher may carry more of it. `teacher` is
-    None where the teacher is a file of answers.
-    """
-    learned = best_on_validation(distilled) if distilled else None
-    control = best_on_validation(undistilled) if undistilled else None
-    labels = control is not None and (learned is None or control > learned)
-    source = undistilled if labels else distilled
-    assert source
-    soft = read_lineage(distilled).get("soft_labels") if distilled else None
-    choice = Choice(
-        "labels" if labels else method_name(inputs), "", teacher_score(inputs, teacher), learned, control, soft
-    )
-    choice = replace(choice, why=_why(inputs, choice, labels=labels))
-    shutil.copytree(
-        source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(STATE, METRICS, TENSORBOARD, TRAINING)
-    )
-    lineage = read_lineage(source) | {
-        "role": "student",
-        "method": choice.method,
-        "choice": asdict(choice),
-        "metric": inputs.metric,
-        "validation_texts": len(inputs.splits.validation),
-    }
-    (folder / LINEAGE).write_bytes(canonical_json(lineage))
-
-
-def _why(inputs: TaskInputs, choice: Choice, *, labels: bool) -> str:
-    """Why that student ships, as one or two sentences."""
-    method, metric = method_name(inputs), inputs.metric
-    if choice.undistilled is None:
-        return f"No student was trained on labels alone (--no-undistilled), so nothing shows what {method} is worth."
-    if choice.method == "labels" and choice.distilled is None and method != "labels":
-        return (
-            f"Labels alone ship: on validation they reached {metric} {choice.undistilled:.4f} and the teacher {choice.teacher:.4f}, so "
-            f"the student was not distilled by {method}."
-        )
-    if choice.distilled is None:
-        return f"The student was trained on labels alone, as --method labels asks: {metric} {choice.undistilled:.4f} on validation."
-    both = f"On validation {method} reached {metric} {choice.distilled:.4f} and labels alone {choice.undistilled:.4f}"
-    return f"{both}: {'labels alone ship' if labels else f'the student of {method} ships'}."
-
-
 def on_task(
     model: Any,
     folder: Path,
@@ -414,9 +325,7 @@ def on_task(
 
 def save(model: Any, folder: Path, inputs: TaskInputs, progress: Progress, details: dict[str, Any]) -> None:
     """Save a checkpoint with its lineage, and report warnings about its loss."""
-    warnings = doubts(progress.loss, details["role"])
-    for doubt in warnings:
-        message(inputs.notify, f"warning: {doubt}")
+    warnings = loss_warnings(progress.loss, details["role"], inputs.notify)
     lineage = details | {
         "data": inputs.data_fingerprint,
         "seed": inputs.settings.seed,

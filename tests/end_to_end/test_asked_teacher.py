@@ -14,7 +14,8 @@ from compress.labelling import by_model
 from serve.errors import BadInput
 from serve.tasks import open_bundle
 from stillroom.commands.run.pipeline import plan_of
-from stillroom.commands.run.stages import ANSWERS, Run
+from stillroom.commands.run.stages import Run
+from stillroom.commands.run.teacher_stages import ANSWERS
 from stillroom.inputs.preflight import prepare
 from stillroom.inputs.recipe import resolve
 

@@ -2,7 +2,8 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -141,7 +142,8 @@ def test_a_head_gives_standard_numbers_in_training_and_the_datas_before_and_afte
     model = load(open_model(str(checkpoint)), TEXT_REGRESSION, ("score",)).eval()
     ids = torch.tensor([[2, 9, 11, 3]])
     new = model(ids).logits.detach()
-    number_head.into_data(model, unit)
+    numbers = np.array([unit.mean - unit.deviation, unit.mean + unit.deviation])
+    number_head.start_head(model, cast(Any, SimpleNamespace(task=TASK, targets=[numbers])))
     torch.testing.assert_close(
         model(ids).logits, unit.mean + unit.deviation * new, rtol=1e-6, atol=1e-6 * unit.deviation
     )

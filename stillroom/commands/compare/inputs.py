@@ -7,7 +7,7 @@ from pathlib import Path
 from compress.data.corpus import tokenised
 from compress.models.packed_inputs import row_tokens_for
 from compress.runs.method_chain import check_method_name
-from compress.runs.method_stages import MethodInputs
+from compress.runs.method_trainings import MethodInputs
 from compress.runs.open_task import open_task
 from compress.runs.stages import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
 from compress.runs.task_inputs import TaskInputs, unseen

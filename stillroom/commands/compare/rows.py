@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from typing import NamedTuple
 
 from compress.methods.catalogue import LABELS
-from compress.runs.method_stages import Link
+from compress.runs.method_chain import Link
 from compress.runs.stages import fingerprint
 from compress.runs.task_inputs import TaskInputs
 from stillroom.commands.compare.choices import CONTROLS, OF_ONE_START, Choice, chain_with, choices_of

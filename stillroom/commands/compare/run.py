@@ -8,7 +8,8 @@ from typing import Any
 from compress.runs import task_stages
 from compress.runs.hardware import same_bits
 from compress.runs.lineage import read_lineage
-from compress.runs.method_stages import asks_words, fit_head
+from compress.runs.method_chain import asks_words
+from compress.runs.method_trainings import fit_head
 from compress.runs.resumable_stages import Workdir
 from compress.runs.task_inputs import TaskInputs
 from export.packing.writer import refuse_foreign

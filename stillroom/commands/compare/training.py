@@ -14,10 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from compress.models.initialise import RANDOM
 from compress.models.pretrained import load, open_model
 from compress.runs.hardware import same_bits
 from compress.runs.lineage import read_lineage
-from compress.runs.method_stages import RANDOM, Labelled, Link, MethodInputs, asks_words, run_method
+from compress.runs.method_chain import Link, asks_words
+from compress.runs.method_stages import run_method
+from compress.runs.method_trainings import Labelled, MethodInputs
 from compress.runs.open_task import open_task
 from compress.runs.resumable_stages import STATE, Workdir
 from compress.runs.task_inputs import TaskInputs, scored_rows

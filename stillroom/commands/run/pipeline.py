@@ -21,7 +21,7 @@ from latency.measure.machine import MachineFacts, machine_facts
 from serve.bundle.manifest import MANIFEST
 from serve.errors import BadInput, BundleError
 from serve.tasks import open_bundle
-from stillroom.commands.run import export_and_scores
+from stillroom.commands.run.report import MODELS, REPORT, read_json, speedup, write_bundle
 from stillroom.commands.run.stages import Run
 from stillroom.commands.run.time_budget import Plan, timed_plan
 from stillroom.commands.run.within_budget import (
@@ -109,7 +109,7 @@ def _run(inputs: RunInputs, started: float, machine: MachineFacts) -> dict[str, 
         assert run.model_report
         clear_leftovers(out)
         minutes = _minutes(run.inputs, started)
-        export_and_scores.write_bundle(out, run.inputs, run.folders, run.report, run.model_report, minutes)
+        write_bundle(out, run.inputs, run.folders, run.report, run.model_report, minutes)
     return _result(out)
 
 
@@ -173,23 +173,23 @@ def _already_there(out: Path, run_fingerprint: str) -> dict[str, Any]:
 
 def _result(out: Path) -> dict[str, Any]:
     """The `--json` document, from the bundle's report and manifest."""
-    report = export_and_scores.read_json(out / "report.json")
+    report = read_json(out / "report.json")
     metrics = open_bundle(out).manifest.metrics
-    speed = export_and_scores.speedup(report["latency"])
+    speed = speedup(report["latency"])
     values = {row["name"]: row["metric"] for row in report["summary"]}
-    with_texts = page_or(work_of(out) / export_and_scores.REPORT, "report.json")
+    with_texts = page_or(work_of(out) / REPORT, "report.json")
     return {
         "bundle": str(out),
         "metric": metrics["metric"],
         "method": report["choice"]["method"],
-        **{name: values.get(name) for name in export_and_scores.MODELS},
+        **{name: values.get(name) for name in MODELS},
         "speedup": speed["ratio"],
         "speedup_interval": [speed["low"], speed["high"]],
         "speedup_tokens": speed["tokens"],
         "speedup_over": speed["a"].partition(" ")[0],
         "minutes": report["minutes"],
         "understood": report["understood"],
-        "report": str(page_or(out / export_and_scores.REPORT, "report.json")),
+        "report": str(page_or(out / REPORT, "report.json")),
         "report_with_texts": str(with_texts) if with_texts.is_file() else None,
         **{key: report[key] for key in DOCUMENTED},
     }

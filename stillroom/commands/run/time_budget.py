@@ -27,7 +27,8 @@ from compress.models.initialise import student_of
 from compress.models.precision import computing, weights_in
 from compress.models.pretrained import has_vocabulary_head, load, load_encoder
 from compress.runs.hardware import device_here
-from compress.runs.method_stages import HEAD_SHARE, asks_words
+from compress.runs.method_chain import asks_words
+from compress.runs.method_trainings import HEAD_SHARE
 from compress.runs.stages import RunStage, seconds_of
 from compress.training.stage import step_losses
 from serve.errors import BadInput

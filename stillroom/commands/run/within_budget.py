@@ -13,7 +13,7 @@ from latency.measure.result_document import ProfileDocument
 from serve.bundle.manifest import canonical_json
 from serve.bundle.replaced_files import replacing
 from serve.errors import BadInput, GateMissed
-from stillroom.commands.run.export_and_scores import INT8
+from stillroom.commands.run.report import INT8
 from stillroom.inputs.preflight import RunInputs
 from stillroom.inputs.recipe import Recipe, read_recipe
 from stillroom.inputs.timed_tokens import timed_tokens

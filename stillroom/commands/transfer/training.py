@@ -9,7 +9,9 @@ import numpy as np
 
 from compress.data.batches import TaskText
 from compress.runs import task_stages
-from compress.runs.method_stages import Labelled, Link, MethodInputs, run_method
+from compress.runs.method_chain import Link
+from compress.runs.method_stages import run_method
+from compress.runs.method_trainings import Labelled, MethodInputs
 from compress.runs.resumable_stages import STATE, Workdir
 from compress.runs.stages import fingerprint, trained_with
 from compress.runs.task_inputs import TaskInputs, scored_rows

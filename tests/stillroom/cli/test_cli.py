@@ -347,7 +347,7 @@ def test_a_refusal_for_want_of_minutes_leaves_what_was_finished(
 
 
 def test_a_student_that_labels_alone_would_serve_better_is_told_so() -> None:
-    from stillroom.commands.run.export_and_scores import claims
+    from stillroom.commands.run.report import claims
 
     row = {"a": "int8", "b": "undistilled", "difference": -0.4, "low": -0.6, "high": -0.2, "supported": True}
     assert "distillation made this model worse" in claims({"differences": [row]})[-1]

@@ -2,8 +2,7 @@
 
 from compress.data.examples import Example
 from compress.evaluation.numbers import PEARSON
-from stillroom.commands.run.disagreements import SHOWN, disagreements
-from stillroom.commands.run.export_and_scores import further_rows
+from stillroom.commands.run.scores import SHOWN, disagreements, further_rows
 
 
 def test_numbers_differ_where_they_can_be_told_from_each_other_and_the_furthest_apart_come_first() -> None:

@@ -21,15 +21,9 @@ from export.precision.int8_search import session_logits
 from latency.measure.result_document import ProfileDocument
 from serve.model.session import Session
 from serve.tasks import open_bundle
-from stillroom.commands.run.export_and_scores import (
-    REPORT,
-    make_export,
-    make_scores,
-    model_report_of,
-    read_json,
-    report_of,
-    write_bundle,
-)
+from stillroom.commands.run.export import make_export
+from stillroom.commands.run.report import REPORT, model_report_of, read_json, report_of, write_bundle
+from stillroom.commands.run.scores import make_scores
 from stillroom.commands.run.stages import Run
 from stillroom.inputs.preflight import RunInputs, prepare
 from stillroom.inputs.recipe import Recipe

@@ -2,7 +2,7 @@
 
 from compress.data.examples import Example
 from compress.evaluation.metrics import ENTITY_F1
-from stillroom.commands.run.languages import behind_in_languages
+from stillroom.commands.run.scores import behind_in_languages
 
 
 def test_a_language_that_falls_behind_its_gate_is_warned_of_and_chance_is_not() -> None:

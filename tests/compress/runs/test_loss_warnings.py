@@ -1,6 +1,6 @@
 import pytest
 
-from compress.training.loss_checks import doubts
+from compress.runs.lineage import loss_warnings
 
 
 def curve(*values: float) -> list[tuple[int, float]]:
@@ -8,7 +8,7 @@ def curve(*values: float) -> list[tuple[int, float]]:
 
 
 def test_a_loss_that_falls_is_not_doubted_though_single_batches_rise() -> None:
-    assert doubts(curve(*(1 / step + 0.2 * (step % 2) for step in range(1, 50))), "relations") == []
+    assert loss_warnings(curve(*(1 / step + 0.2 * (step % 2) for step in range(1, 50))), "relations") == []
 
 
 @pytest.mark.parametrize(
@@ -21,10 +21,10 @@ def test_a_loss_that_falls_is_not_doubted_though_single_batches_rise() -> None:
     ],
 )
 def test_one_that_does_not_or_falls_to_nothing_is(values: list[float], said: str) -> None:
-    (told,) = doubts(curve(*values), "relations")
+    (told,) = loss_warnings(curve(*values), "relations")
     assert told.startswith("relations: ")
     assert said in told
 
 
 def test_a_few_points_say_nothing() -> None:
-    assert doubts(curve(1.0, 1.0, 1.0), "relations") == []
+    assert loss_warnings(curve(1.0, 1.0, 1.0), "relations") == []
