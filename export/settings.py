@@ -25,9 +25,6 @@ GATE = 0.99
 KEPT_RIGHT = 0.95
 ATOL = 1e-4  # float32 logits summed in two orders differ by 1e-6 to 1e-5 at 6x384
 
-# Headings in --help.
-CHECKS, GRAPHS = "Checks", "Graphs"
-
 
 def read_promise(text: str) -> tuple[PromiseKind, float]:
     """The kind and the share in `text`, such as `precision=0.95`.
@@ -58,28 +55,25 @@ class VariantSettings:
     variants: tuple[Precision, ...] = ("fp32", "int8")
     gate: float = setting(
         GATE, help="Least share of the fp32 metric that int8 and fp16 keep; without data, of fp32's labels.", at_least=0,
-        at_most=1, panel=CHECKS,
+        at_most=1,
     )  # fmt: skip
     keep_right: float = setting(
         KEPT_RIGHT, help="Share of right answers to keep when the model may abstain; 0 means it never abstains.", at_least=0, at_most=1,
-        panel=CHECKS,
     )  # fmt: skip
-    promises: tuple[str, ...] = setting((), help=PROMISES, metavar="PROMISE", flag="--promise", panel=CHECKS)
-    promise_confidence: float = setting(0.95, help=PROMISE_CONFIDENCE, at_least=0.5, at_most=0.9999, panel=CHECKS)
+    promises: tuple[str, ...] = setting((), help=PROMISES, metavar="PROMISE", flag="--promise")
+    promise_confidence: float = setting(0.95, help=PROMISE_CONFIDENCE, at_least=0.5, at_most=0.9999)
     atol: float = setting(
         ATOL,
         help="Largest allowed difference of a logit of fp32 from torch's, beside 1e-5 of the logit; of numbers, as a share of their "
         "standard deviation.",
         at_least=0,
-        panel=CHECKS,
     )
     int8: Scheme = setting(
         "static",
         help="How int8 is made. weight-only is near fp32 but no faster; answers of dynamic depend on the batch.",
-        panel=GRAPHS,
     )
-    runtime: Runtime = setting("onnxruntime", help="Runtime that serves int8.", panel=GRAPHS)
-    fuse: bool = setting(False, help="Join kernels in fp32 and fp16, for GPUs.", panel=GRAPHS)
+    runtime: Runtime = setting("onnxruntime", help="Runtime that serves int8.")
+    fuse: bool = setting(False, help="Join kernels in fp32 and fp16, for GPUs.")
 
     def __post_init__(self) -> None:
         check(self)

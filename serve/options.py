@@ -13,15 +13,15 @@ Tea(kind='green', minutes=5.0)
 import difflib
 import math
 from collections.abc import Container, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from serve.errors import BadInput
 
-Settings = TypeVar("Settings")
+Kind = TypeVar("Kind")
 
 KINDS: dict[type, str] = {
     int: "a whole number",
@@ -66,9 +66,28 @@ def setting(
     return field(default=default, metadata={"setting": about})
 
 
+def again(kind: Any, name: str, default: Any = ..., **about: Any) -> Any:
+    """The setting `name` of the settings dataclass `kind`, for another one: with its own default, or other arguments of `setting`."""
+    stated = next(each for each in fields(kind) if each.name == name)
+    return field(
+        default=stated.default if default is ... else default,
+        metadata={"setting": stated.metadata["setting"] | about},
+    )
+
+
 def group(kind: type, *, panel: str = "") -> Any:
     """A field that holds another settings dataclass, each field an option; `panel` is the heading of options without one."""
     return field(default_factory=kind, metadata={"group": kind, "panel": panel})
+
+
+class Settings:
+    """A settings dataclass: it checks its values when it is made. Settings that several classes share come from mix-ins."""
+
+    layout: ClassVar[Mapping[str, str]] = {}
+    """Headings of the help, each with the names of its settings, in order. Settings that it leaves out come after them."""
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True)
@@ -133,12 +152,15 @@ class Option:
 
 @cache
 def options_of(kind: Any) -> tuple[Option, ...]:
-    """Every option of a settings dataclass: its own, then those of its groups."""
+    """Every option of a settings dataclass: those of its layout, the others of its own, then those of its groups."""
     own = _settings_of(kind, "", "")
     for each in fields(kind):
         if holder := each.metadata.get("group"):
             own += _settings_of(holder, each.name, each.metadata["panel"])
-    return tuple(own)
+    named = {option.name: option for option in own}
+    layout = getattr(kind, "layout", {})
+    placed = [replace(named.pop(name), panel=panel) for panel, names in layout.items() for name in names.split()]
+    return (*placed, *named.values())
 
 
 def _settings_of(holder: Any, within: str, panel: str) -> list[Option]:
@@ -165,7 +187,7 @@ def _option(holder: type, each: "Field[Any]", within: str, panel: str) -> Option
     )
 
 
-def make(kind: type[Settings], values: Mapping[str, Any], *, verb: str = "", needed: Container[str] = ()) -> Settings:
+def make(kind: type[Kind], values: Mapping[str, Any], *, verb: str = "", needed: Container[str] = ()) -> Kind:
     """Settings of `kind` from `values`, by name. None, and a name that is missing, mean the default; not for those `needed`.
 
     Raises:

@@ -1,14 +1,14 @@
 """The settings of `stillroom capacity`."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from serve.options import check, setting
-
-MACHINE, SIMULATION = "The machines", "The simulation"
+from compress.settings import Seed
+from serve.options import Settings, again, setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class Capacity:
+class Capacity(Settings):
     """What is asked of how many machines."""
 
     rate: float = setting(help="Requests a second, of one text each, that all machines together get.", above=0)
@@ -19,28 +19,23 @@ class Capacity:
         help="Cores of one machine, of the kind that the report is of.",
         at_least=1,
         shown="those of the report",
-        panel=MACHINE,
     )
     price_per_core_hour: float | None = setting(
         None,
         help="Price of a core-hour in any currency; gives that of an hour and of a million texts.",
         above=0,
-        panel=MACHINE,
     )
-    headroom: float = setting(
-        0.3, help="Share of what a machine bears that is to stay free.", at_least=0, at_most=0.9, panel=MACHINE
-    )
-    front_us: float = setting(
-        150.0, help="Microseconds of a core that a request costs beside the model.", above=0, panel=SIMULATION
-    )
+    headroom: float = setting(0.3, help="Share of what a machine bears that is to stay free.", at_least=0, at_most=0.9)
+    front_us: float = setting(150.0, help="Microseconds of a core that a request costs beside the model.", above=0)
     queries: int = setting(
         16_000,
         help="Arrivals of each simulated rate, of which the second half counts.",
         at_least=1000,
         at_most=1_000_000,
-        panel=SIMULATION,
     )
-    seed: int = setting(0, help="Seed of arrivals and of texts.", at_least=0, panel=SIMULATION)
-
-    def __post_init__(self) -> None:
-        check(self)
+    seed: int = again(Seed, "seed", help="Seed of arrivals and of texts.", at_most=None)
+    layout: ClassVar = {
+        "Options": "rate p99_ms model",
+        "The machines": "cores price_per_core_hour headroom",
+        "The simulation": "front_us queries seed",
+    }

@@ -1,100 +1,75 @@
 """The settings of `stillroom compare`."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from compress.models.shapes import STUDENTS
 from compress.settings import (
     ALL_CORES,
-    CORPUS,
-    DATA,
-    DEVICE,
-    LEAST_TUNING_STEPS,
-    MACHINE,
-    PRECISION,
-    REVISION,
-    SHAPES,
-    SPLITS,
-    STUDENT,
     TASK_METHODS,
-    TASKS,
-    TEACHER,
     TEXT_METHODS,
-    THREADS,
-    WHAT,
-    DataSet,
-    TrainingDevice,
-    TrainingPrecision,
-)  # fmt: skip
-from export.settings import GATE
-from serve.options import check, setting
+    Distillation,
+    FineTunedTeacher,
+    Output,
+    TaskData,
+    TaskSettings,
+)
+from export.settings import VariantSettings
+from serve.options import again, setting
+from stillroom.settings.export import Exporting
 
-BUNDLE = "Bundle, for --export"
 TEACHER_GATE = 0.97  # as `run`
 # A checkpoint has a shape of its own, and `layer-map` belongs to methods with a map.
 STARTS = ("spread", "alternate", "first", "last", "random")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison(DataSet):
+class Comparison(FineTunedTeacher, TaskData):
     """Settings of `stillroom compare`."""
 
-    teacher: str = setting(help="Transformers folder or Hub name.", panel=WHAT)
-    revision: str = setting("", help=REVISION, shown="its main branch", panel=WHAT)
-    task: str = setting(help="What the models answer.", choices=TASKS, panel=WHAT)
-    data: str = setting(help=SPLITS, panel=WHAT)
-    out: str = setting(
-        metavar="FOLDER",
-        help="Folder for compare.json, report.html and table.md; trainings live in OUT/work.",
-        panel=WHAT,
+    teacher: str = again(Distillation, "teacher")
+    task: str = again(TaskData, "task", help="What the models answer.")
+    out: str = again(
+        Output, "out", help="Folder for compare.json, report.html and table.md; trainings live in OUT/work."
     )
     export: Literal["none", "best"] = setting(
         "none",
         help="Whether the student that is best on validation becomes a bundle, OUT/bundle; on a finished comparison nothing else "
         "is done.",
-        panel=WHAT,
     )
     methods: tuple[str, ...] = setting(
         help="A method (docs/reference/methods.md); minilm@12x384 trains an assistant of that shape first.",
         suggested=(*TEXT_METHODS, *TASK_METHODS),
         flag="--method",
         metavar="NAME",
-        panel=WHAT,
     )
-    students: tuple[str, ...] = setting(
-        ("3x384",), help=SHAPES, suggested=tuple(STUDENTS), flag="--student", metavar="SHAPE", panel=WHAT
+    students: tuple[str, ...] = again(TaskSettings, "student", ("3x384",), shown=None, flag="--student")
+    seeds: int = setting(3, help="Trainings of each row of the table.", at_least=1, at_most=1000)
+    corpus: tuple[str, ...] = again(Distillation, "corpus", ())
+    source_data: str = setting("", help="Data of the task from which a method transfers: a folder or name as --data.")
+    source_task: str = again(TaskData, "task", "", help="The task of --source-data.", shown="that of --task")
+    max_length: int = again(
+        FineTunedTeacher, "max_length", help="Longest text of the task in tokens.", shown="what the teacher takes"
     )
-    seeds: int = setting(3, help="Trainings of each row of the table.", at_least=1, at_most=1000, panel=WHAT)
-    corpus: tuple[str, ...] = setting((), help=CORPUS, metavar="FILE", panel=DATA)
-    source_data: str = setting(
-        "", help="Data of the task from which a method transfers: a folder or name as --data.", panel=DATA
-    )
-    source_task: str = setting("", help="The task of --source-data.", choices=TASKS, shown="that of --task", panel=DATA)
-    max_length: int = setting(
-        0, help="Longest text of the task in tokens.", at_least=0, shown="what the teacher takes", panel=DATA
-    )
-    tokens: int = setting(128, help="Longest piece of the corpus, in tokens.", at_least=8, panel=DATA)
+    tokens: int = again(Distillation, "tokens", 128, help="Longest piece of the corpus, in tokens.", shown=None)
     starts: tuple[str, ...] = setting(
         ("spread",),
         help="Layers of the teacher that students start from where they fit; random are new ones. May be given again to compare several.",
         choices=STARTS,
         flag="--start",
-        panel=STUDENT,
     )
-    teacher_layers: tuple[int, ...] = setting(
+    teacher_layers: tuple[int, ...] = again(
+        TaskSettings,
+        "teacher_layer",
         (),
         help="Teacher layer whose relations are learned, from 1, for methods that learn those of one layer. May be given again to "
         "compare several.",
         at_least=1,
         flag="--teacher-layer",
-        shown="the layer that the student's last one starts from, or the papers' choice",
-        panel=STUDENT,
     )
     distill_tokens: tuple[int, ...] = setting(
         (1_000_000,),
         help="Tokens of plain text, for methods that learn from it. May be given again to compare several.",
         at_least=1,
-        panel=STUDENT,
     )
     label_learning_rates: tuple[float, ...] = setting(
         (),
@@ -103,39 +78,25 @@ class Comparison(DataSet):
         above=0,
         flag="--label-learning-rate",
         shown="two, half and one and a half of the stage's own: 0.0002 and 0.0006 on labels",
-        panel=STUDENT,
     )
-    task_tokens: int = setting(
-        1_000_000, help="Tokens of the task's text that every training reads.", at_least=1, panel=STUDENT
-    )
-    teacher_epochs: int | None = setting(
-        None, help="Epochs of fine-tuning the teacher, at most.", at_least=1, at_most=1_000_000,
-        shown=f"5, and at least {LEAST_TUNING_STEPS:,} steps",
-        panel=TEACHER,
-    )  # fmt: skip
-    teacher_learning_rate: float = setting(
-        1e-4, help="Peak learning rate of fine-tuning the teacher.", above=0, panel=TEACHER
-    )
-    gate: float = setting(
-        GATE, help="Least share of the fp32 metric that int8 keeps, for --export.", at_least=0, at_most=1, panel=BUNDLE
-    )
+    task_tokens: int = setting(1_000_000, help="Tokens of the task's text that every training reads.", at_least=1)
+    gate: float = again(VariantSettings, "gate", help="Least share of the fp32 metric that int8 keeps, for --export.")
     teacher_gate: float = setting(
         TEACHER_GATE,
         help="Least share of the teacher's metric, on validation, for --export.",
         at_least=0,
         at_most=1,
-        panel=BUNDLE,
     )
-    latency_seconds: float = setting(
-        20.0, help="Seconds for timing the bundle's variants; 0 skips it.", at_least=0, panel=BUNDLE
+    latency_seconds: float = again(
+        Exporting, "latency_seconds", help="Seconds for timing the bundle's variants; 0 skips it."
     )
-    batch: int = setting(32, help="Texts a step.", at_least=1, at_most=1_000_000, panel=MACHINE)
-    device: TrainingDevice = setting("auto", help=DEVICE, panel=MACHINE)
-    threads: int = setting(
-        0, help=THREADS, at_least=0, at_most=4096, shown=f"{ALL_CORES}, shared by the jobs", panel=MACHINE
-    )
-    jobs: int = setting(1, help="Trainings at once.", at_least=1, at_most=4096, panel=MACHINE)
-    precision: TrainingPrecision = setting("auto", help=PRECISION, panel=MACHINE)
-
-    def __post_init__(self) -> None:
-        check(self)
+    threads: int = again(FineTunedTeacher, "threads", shown=f"{ALL_CORES}, shared by the jobs")
+    jobs: int = setting(1, help="Trainings at once.", at_least=1, at_most=4096)
+    layout: ClassVar = {
+        "What to make": "teacher revision task data out export methods students seeds",
+        "Data": "corpus source_data source_task max_length tokens",
+        "Student": "starts teacher_layers distill_tokens label_learning_rates task_tokens",
+        "Teacher": "teacher_epochs teacher_learning_rate",
+        "Bundle, for --export": "gate teacher_gate latency_seconds",
+        "Machine": "batch device threads jobs precision",
+    }

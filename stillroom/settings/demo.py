@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
-from serve.options import setting
+from compress.settings import Output
+from serve.options import again
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demo:
+class Demo(Output):
     """Where the demo writes."""
 
-    out: str = setting("demo", help="The bundle to write.", metavar="FOLDER")
+    out: str = again(Output, "out", "demo", help="The bundle to write.")

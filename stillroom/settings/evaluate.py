@@ -1,33 +1,33 @@
 """The settings of `stillroom evaluate`."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from compress.data.examples import GENERATION
-from compress.settings import COLUMNS, REVISION, TASKS, RowColumns
+from compress.settings import FineTuning, HubModel, RowColumns
 from serve.bundle.runtimes import Device
-from serve.options import check, setting
+from serve.options import again, setting
+from serve.settings import ServeSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation(RowColumns):
+class Evaluation(HubModel, RowColumns):
     """The data that a model is scored on, and which of its files is scored."""
 
     data: str = setting(help="A file of labelled examples, or a folder of splits.")
     split: Literal["train", "validation", "test"] = setting("test", help="Which split of a folder is scored.")
-    variant: str | None = setting(
-        None, help="Exported file of a bundle to score.", choices=("fp32", "fp16", "int8"), shown="the bundle's"
+    variant: str | None = again(
+        ServeSettings, "variant", help="Exported file of a bundle to score.", shown="the bundle's"
     )
-    device: Device = setting(
-        "cpu", help="Where the model runs; cuda is an NVIDIA GPU, and a bundle needs onnxruntime-gpu there."
+    device: Device = again(
+        ServeSettings,
+        "device",
+        help="Where the model runs; cuda is an NVIDIA GPU, and a bundle needs onnxruntime-gpu there.",
     )
     teacher: str = setting(
         "", help="Model with whose vectors those of an encoder of sentences are compared: a bundle, a transformers folder or a Hub name.",
         metavar="MODEL", shown="none",
     )  # fmt: skip
-    task: str | None = setting(
-        None, help="Task of a checkpoint.", choices=(*TASKS, GENERATION), shown="that of its head"
-    )
+    task: str | None = again(FineTuning, "task", None, help="Task of a checkpoint.", shown="that of its head")
     beams: int = setting(5, help="Targets under way in the search of a model that generates.", at_least=1, at_most=64)
     length_penalty: float = setting(
         1.0,
@@ -35,10 +35,5 @@ class Evaluation(RowColumns):
         at_least=0,
         at_most=10,
     )
-    target_column: str = setting(
-        "", help="Column of the text to generate.", shown="target", metavar="NAME", panel=COLUMNS
-    )
-    revision: str = setting("", help=REVISION, shown="its main branch")
-
-    def __post_init__(self) -> None:
-        check(self)
+    target_column: str = again(FineTuning, "target_column", help="Column of the text to generate.")
+    layout: ClassVar = {"Options": "data split variant device teacher task beams length_penalty revision"}

@@ -1,19 +1,20 @@
 """The settings of `stillroom explain`."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from compress.settings import SEED, RowColumns
-from serve.options import check, setting
+from compress.settings import Output, RowColumns, Seed
+from serve.options import again, setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class Explaining(RowColumns):
+class Explaining(Seed, RowColumns):
     """The texts that two models are compared on, and what of them is compared."""
 
     data: str = setting(
         help="A file of texts, with labels or without. Entities or tags, such as CoNLL columns, also give clusters of spans."
     )
-    out: str = setting(metavar="FOLDER", help="Folder for explain.json and explain.html, which hold texts of the data.")
+    out: str = again(Output, "out", help="Folder for explain.json and explain.html, which hold texts of the data.")
     layers: tuple[str, ...] = setting(
         (),
         help="A layer of the teacher and one of the student to compare, from 1, such as 12:6.",
@@ -34,7 +35,4 @@ class Explaining(RowColumns):
         help="Spans without a label that are clustered with them, at most; they count as one more label.",
         at_least=0,
     )
-    seed: int = setting(0, help=SEED, at_least=0, at_most=2**32 - 1)
-
-    def __post_init__(self) -> None:
-        check(self)
+    layout: ClassVar = {"Options": "data out layers most_texts shown_texts max_length spans unlabelled_spans seed"}
