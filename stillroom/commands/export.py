@@ -53,7 +53,7 @@ from stillroom.console import bar, say
 from stillroom.inputs.sample_texts.messages import support_messages
 from stillroom.report.pages import page_or
 from stillroom.report.run_page import Report, report_files
-from stillroom.settings.export import Exporting
+from stillroom.verbs.export import Exporting
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -162,7 +162,7 @@ class _Ready:
 
 
 def export_checkpoint(checkpoint: str, out: Path, settings: Exporting, beside: Beside | None = None) -> dict[str, Any]:
-    """See `stillroom.api.export`; with `beside`, which asks for labelled data, the report has the teacher too."""
+    """See `stillroom.export`; with `beside`, which asks for labelled data, the report has the teacher too."""
     machine = machine_facts()  # before any work, which would count as load of the machine
     out = Path(os.path.abspath(out))
     given = _checked(checkpoint, out, settings, beside)

@@ -18,7 +18,7 @@ from stillroom.console import bar
 from stillroom.inputs.out_folder import check_out_folder
 from stillroom.report.formats import markdown
 from stillroom.report.pages import write_text
-from stillroom.settings.load import Loading
+from stillroom.verbs.load import Loading
 
 FILES = ("load.json", "table.md")  # what `write` writes, and may replace
 COLUMNS = ["rate/s", "p50 ms", "p90 ms", "p99 ms", "ok", "refused", "errors", "timeouts", "late p99 ms", "held"]

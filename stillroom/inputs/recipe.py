@@ -12,17 +12,14 @@ from compress.settings import AUTO, SHAPES, Output, TaskSettings
 from export.settings import VariantSettings
 from serve.errors import BadInput
 from serve.options import again, make, options_of, setting
-from stillroom.settings.compare import Comparison
-from stillroom.settings.export import Exporting
-from stillroom.settings.model_card import OfCard
-from stillroom.settings.search import MOST_MINUTES, Searching
+from stillroom.settings import MOST_MINUTES, BundleChecks, LatencyBudget, ModelCard
 
 # The settings at the top of a written recipe.
 FIRST = ("teacher", "task", "data", "out", "student", "name")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe(OfCard, TaskSettings):
+class Recipe(ModelCard, TaskSettings):
     """The settings of `stillroom run`."""
 
     out: str = again(Output, "out", help="The bundle to write; stages are kept in OUT.work.")
@@ -44,26 +41,26 @@ class Recipe(OfCard, TaskSettings):
         0, help="Most tokens of the student's vocabulary: those that the task's texts and --keep-words-of need most often. It is trimmed "
         "before training.", at_least=0, shown="the whole vocabulary",
     )  # fmt: skip
-    teacher_gate: float = again(
-        Comparison, "teacher_gate", help="Least share of the teacher's metric for the student to ship."
-    )
+    teacher_gate: float = again(BundleChecks, "teacher_gate")
     gate: float = again(VariantSettings, "gate", help="Least share of the fp32 metric that int8 keeps.")
     keep_right: float = again(
         VariantSettings, "keep_right",
         help="Share of right answers to keep when the model may abstain, if no text is out of scope; 0 means it never abstains.",
     )  # fmt: skip
     promises: tuple[str, ...] = again(VariantSettings, "promises")
-    promise_data: str = again(Exporting, "promise_data")
+    promise_data: str = again(BundleChecks, "promise_data")
     promise_confidence: float = again(VariantSettings, "promise_confidence")
     max_minutes: float = setting(0.0, help="Fit the training to this many minutes.", at_least=0, shown="no limit")
     budget_ms: float | None = again(
-        Searching, "budget_ms", None, help="Milliseconds that one call of the int8 student may take on this machine. A student that is "
+        LatencyBudget, "budget_ms", None, help="Milliseconds that one call of the int8 student may take on this machine. A student that is "
         "slower does not ship; with --student auto, the best that meets it is found.",
     )  # fmt: skip
-    percentile: Literal[50, 99] = again(Searching, "percentile")
-    tokens: int = again(Searching, "tokens")
+    percentile: Literal[50, 99] = again(LatencyBudget, "percentile")
+    tokens: int = again(LatencyBudget, "tokens")
     search_minutes: float = setting(MOST_MINUTES, help="Minutes of short trainings for --student auto.", above=0)
-    latency_seconds: float = again(Comparison, "latency_seconds", 60.0, help="Seconds for timing all models together.")
+    latency_seconds: float = again(
+        BundleChecks, "latency_seconds", 60.0, help="Seconds for timing all models together."
+    )
     layout: ClassVar = {
         "What to make": "teacher revision task data student method out name",
         "Data": "corpus unlabelled teacher_labels augment max_length out_of_scope language_temperature",

@@ -20,7 +20,7 @@ from compress.evaluation.predictions import predictions, row_logits
 from compress.models.shapes import STUDENTS, Shape
 from compress.progress import message
 from serve.bundle.manifest import canonical_json
-from stillroom.settings.search import Sampler
+from stillroom.settings import Sampler
 from stillroom.student_search.controller import Places, controlled, reward
 from stillroom.student_search.space import Space, encoder_weights
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from compress.models.attention_reading import open_reader
 from serve.bundle.manifest import canonical_json
-from serve.options import make
 from stillroom.commands.explain.document import document_of
 from stillroom.commands.explain.inputs import open_inputs
 from stillroom.commands.explain.shown import shown_texts
@@ -14,25 +13,13 @@ from stillroom.console import say
 from stillroom.inputs.out_folder import check_out_folder
 from stillroom.report.explain_page import page
 from stillroom.report.pages import can_write_pages, page_or, write_page, write_text
-from stillroom.settings.explain import Explaining
+from stillroom.verbs.explain import Explaining
 
 DOCUMENT, PAGE = "explain.json", "explain.html"
 
 
-def explain(teacher: str, student: str, data: Path | str, out: Path | str, **settings: Any) -> dict[str, Any]:
-    """What the layers of `student` learned, beside those of `teacher`, on the texts of the file `data`; written to the folder `out`.
-
-    Settings are the fields of `stillroom.settings.explain.Explaining`: layers, most_texts, shown_texts, and so on. Returns the
-    document that `stillroom explain --json` prints (docs/explaining.md lists its keys). Divergences are in nats.
-
-    Raises:
-        BadInput: a model, the data, a layer or `out` cannot be used, or the models have different tokenizers.
-    """
-    return explain_models(teacher, student, make(Explaining, settings | {"data": data, "out": out}))
-
-
 def explain_models(teacher: str, student: str, given: Explaining) -> dict[str, Any]:
-    """See `explain`."""
+    """See `stillroom.explain`."""
     out = Path(given.out)
     check_out_folder(out, (DOCUMENT, PAGE))
     inputs = open_inputs(teacher, student, given)

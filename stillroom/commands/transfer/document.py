@@ -14,7 +14,7 @@ from compress.engine.task_inputs import TaskInputs
 from compress.evaluation.metrics import mean_over_tasks, mean_score, metric_of
 from stillroom.commands.transfer.tasks import METHOD, Tasks
 from stillroom.commands.transfer.training import STUDENT, Cell
-from stillroom.settings.transfer import Transferring
+from stillroom.verbs.transfer import Transferring
 
 Found = Mapping[Cell, Mapping[str, np.ndarray]]
 ALONE = None  # the source of a student that learned none

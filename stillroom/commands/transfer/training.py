@@ -17,7 +17,7 @@ from compress.engine.task_inputs import TaskInputs
 from compress.evaluation.metrics import counts, gold_of
 from compress.evaluation.predictions import predictions, row_logits
 from stillroom.commands.transfer.tasks import METHOD, Tasks
-from stillroom.settings.transfer import Transferring
+from stillroom.verbs.transfer import Transferring
 
 STAGES, STUDENT, START = "stages", "student", "start"
 SCORED = ("validation", "test")

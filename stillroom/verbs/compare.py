@@ -1,7 +1,19 @@
-"""The settings of `stillroom compare`."""
+"""Compare methods of distillation over several seeds.
+
+All read equally many tokens of the task's text; the table has means with spread and intervals.
+
+Every comparison has three controls, the same student on labels alone: `labels-new-layers`, `labels-general-layers` (of the
+teacher as given) and `labels` (from the fine-tuned teacher). Each row keeps its student as a checkpoint under OUT/work. A
+stopped comparison goes on where it was; one with more methods adds theirs.
+
+The learning rate of the last training on the task is chosen on validation from two, with seed 0: one further training a row.
+`--start`, `--teacher-layer` and `--distill-tokens` may be given again, and each value makes further rows for the methods that
+read it. `--export best` makes OUT/bundle of the student that is best on validation.
+"""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 from compress.settings import (
     ALL_CORES,
@@ -14,10 +26,11 @@ from compress.settings import (
     TaskSettings,
 )
 from export.settings import VariantSettings
-from serve.options import again, setting
-from stillroom.settings.export import Exporting
+from serve.options import again, make, setting
+from stillroom.console import result, say, table
+from stillroom.settings import BundleChecks, SeveralTrainings
+from stillroom.verb import Document, Verb
 
-TEACHER_GATE = 0.97  # as `run`
 # A checkpoint has a shape of its own, and `layer-map` belongs to methods with a map.
 STARTS = ("spread", "alternate", "first", "last", "random")
 
@@ -43,7 +56,7 @@ class Comparison(FineTunedTeacher, TaskData):
         metavar="NAME",
     )
     students: tuple[str, ...] = again(TaskSettings, "student", ("3x384",), shown=None, flag="--student")
-    seeds: int = setting(3, help="Trainings of each row of the table.", at_least=1, at_most=1000)
+    seeds: int = again(SeveralTrainings, "seeds")
     corpus: tuple[str, ...] = again(Distillation, "corpus", ())
     source_data: str = setting("", help="Data of the task from which a method transfers: a folder or name as --data.")
     source_task: str = again(TaskData, "task", "", help="The task of --source-data.", shown="that of --task")
@@ -81,14 +94,11 @@ class Comparison(FineTunedTeacher, TaskData):
     )
     task_tokens: int = setting(1_000_000, help="Tokens of the task's text that every training reads.", at_least=1)
     gate: float = again(VariantSettings, "gate", help="Least share of the fp32 metric that int8 keeps, for --export.")
-    teacher_gate: float = setting(
-        TEACHER_GATE,
-        help="Least share of the teacher's metric, on validation, for --export.",
-        at_least=0,
-        at_most=1,
+    teacher_gate: float = again(
+        BundleChecks, "teacher_gate", help="Least share of the teacher's metric, on validation, for --export."
     )
     latency_seconds: float = again(
-        Exporting, "latency_seconds", help="Seconds for timing the bundle's variants; 0 skips it."
+        BundleChecks, "latency_seconds", help="Seconds for timing the bundle's variants; 0 skips it."
     )
     threads: int = again(FineTunedTeacher, "threads", shown=f"{ALL_CORES}, shared by the jobs")
     jobs: int = setting(1, help="Trainings at once.", at_least=1, at_most=4096)
@@ -100,3 +110,47 @@ class Comparison(FineTunedTeacher, TaskData):
         "Bundle, for --export": "gate teacher_gate latency_seconds",
         "Machine": "batch device threads jobs precision",
     }
+
+
+def compare(**settings: Any) -> Document:
+    """Train every method on every student with every seed, and score each; settings are the fields of `Comparison`.
+
+    Returns the document that `stillroom compare --json` prints.
+
+    Raises:
+        BadInput: anything wrong with what was given, before any training; or OUT/bundle holds another student.
+        GateMissed: the best student missed a gate of `--export best`; all else is written, and is the error's document.
+    """
+    from stillroom.commands.compare.run import compare as compare_methods
+
+    return compare_methods(make(Comparison, settings, verb="compare"))
+
+
+def show_comparison(document: Document) -> None:
+    """Prints a row per method and student."""
+    from stillroom.report.comparison_page import compared
+    from stillroom.report.formats import written
+
+    reached = document["teacher"]["value"]
+    made = compared(document)
+    cells = [[written(cell) for cell in row] for row in made.rows]
+    table(f"{document['metric']} on test, with 95 % intervals; the teacher reaches {reached:.4f}", made.header, cells)
+    best = document["best"]
+    say(f"Best on validation: {best['checkpoint']}, {best['validation']:.4f} on average over its seeds")
+    if "export" in document:
+        result(f"Bundle  {Path(document['report']).parent / document['export']['bundle']}")
+    result(f"Report  {document['report']}")
+
+
+VERB = Verb(
+    "compare",
+    compare,
+    Comparison,
+    help=__doc__,
+    show=show_comparison,
+    examples=(
+        "stillroom compare --teacher my_teacher --task text-classification \\\n"
+        "      --data my-data --corpus text.txt --out compared \\\n"
+        "      --method minilmv2 --method soft-labels",
+    ),
+)

@@ -1,14 +1,20 @@
-"""The settings of `stillroom annotate`."""
+"""Answer a whole file of texts, or many, on all cores or by Ray on many machines.
 
-from dataclasses import dataclass
+Each row keeps its fields and gets the answer beside them. Give the same command again to resume a stopped one.
+"""
+
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from compress.settings import TextColumns
 from serve.bundle.runtimes import Device
-from serve.options import Settings, again, group, setting
+from serve.options import Settings, again, group, make, setting
 from serve.settings import ServeSettings
 from serve.text.answers import AnswerOptions
+from stillroom.console import say
+from stillroom.inputs.local_bundle import local_bundle
+from stillroom.verb import Argument, Document, FolderOrUrl, Verb
 
 MOST = 1024  # processes or threads; more would only wait for each other
 
@@ -67,3 +73,38 @@ class Annotation(Settings):
         "Rows": "input output format answer_field bad_rows restart part_rows text_column text_pair_column",
         "Machine": "ray variant device processes threads",
     }
+
+
+def annotate(bundle: Path | str, **settings: Any) -> Document:
+    """Answers the texts of a file, or of many; settings are the fields of `Annotation`."""
+    from stillroom.commands.annotate.bulk.run import annotate_files, is_bulk
+    from stillroom.commands.annotate.runner import annotate as annotate_rows
+
+    annotation = make(Annotation, {"bundle": bundle} | settings, verb="annotate")
+    annotation = replace(annotation, bundle=local_bundle(bundle))
+    return annotate_files(annotation) if is_bulk(annotation) else annotate_rows(annotation)
+
+
+def show_annotation(document: Document) -> None:
+    """Prints the number of rows and the speed, on stderr, since the answers may be on stdout."""
+    from stillroom.commands.annotate.bulk.run import summary as summary_of_files
+    from stillroom.commands.annotate.runner import summary
+
+    for line in (summary_of_files if "parts" in document else summary)(document):
+        say(line)
+
+
+VERB = Verb(
+    "annotate",
+    annotate,
+    Annotation,
+    help=__doc__,
+    arguments=(Argument("bundle", "A bundle: its folder or URL.", type=FolderOrUrl()),),
+    show=show_annotation,
+    examples=(
+        "stillroom annotate ner.bundle --input tickets.jsonl --output answers.jsonl",
+        "zcat texts.gz | stillroom annotate ner.bundle --input - --format txt \\\n      --output - --min-score 0.5",
+        "stillroom annotate ner.bundle --input 'tickets/*.parquet' --output answers/",
+        "stillroom annotate ner.bundle --input s3://in/tickets \\\n      --output s3://out/answers --ray 10.0.0.1:6379",
+    ),
+)
