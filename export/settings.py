@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 from serve.bundle.runtimes import INSTALL_OPENVINO, Runtime, has_openvino
 from serve.errors import BadInput
-from serve.options import check, setting
+from serve.options import Settings, setting
 
 Precision = Literal["fp32", "fp16", "int8"]
 Scheme = Literal["static", "weight-only", "dynamic"]
@@ -45,7 +45,7 @@ def read_promise(text: str) -> tuple[PromiseKind, float]:
 
 
 @dataclass(frozen=True)
-class VariantSettings:
+class VariantSettings(Settings):
     """Which variants to make of a checkpoint, and their gates.
 
     Raises:
@@ -76,7 +76,7 @@ class VariantSettings:
     fuse: bool = setting(False, help="Join kernels in fp32 and fp16, for GPUs.")
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         for promise in self.promises:
             read_promise(promise)
         if self.runtime == "openvino" and not has_openvino():

@@ -12,9 +12,10 @@ Tea(kind='green', minutes=5.0)
 
 import difflib
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cache
+from numbers import Integral, Real
 from pathlib import Path
 from types import UnionType
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -253,11 +254,19 @@ def check(settings: Any) -> None:
         BadInput: a value is not allowed. One message lists all faults.
     """
     kind: Any = type(settings)
-    faults = []
-    for option in options_of(kind):
-        value = option.value_in(settings)
+    if faults := faults_of(settings, options_of(kind)):
+        raise BadInput(_all_of(list(faults.values())))
+
+
+def faults_of(settings: Any, options: Iterable[Option]) -> dict[str, str]:
+    """What is wrong with the values of `options` in `settings`, by their names. Right ones get their types, as `check` says."""
+    faults = {}
+    for option in options:
+        value = getattr(settings, option.name) if not option.within else option.value_in(settings)
+        if value is option.default and not option.required:
+            continue
         if option.required and option.several and not value:
-            faults.append(f"{option.flag} is needed")
+            faults[option.name] = f"{option.flag} is needed"
             continue
         # The default is accepted even where it is out of range, such as 0 for "automatic".
         if (value is None and option.optional) or (value == option.default and type(value) is type(option.default)):
@@ -266,9 +275,14 @@ def check(settings: Any) -> None:
         try:
             object.__setattr__(holder, option.name, _typed(option, value))
         except ValueError as fault:
-            faults.append(str(fault))
-    if faults:
-        raise BadInput(_all_of(faults))
+            faults[option.name] = str(fault)
+    return faults
+
+
+@cache
+def fields_of(kind: Any) -> tuple[Option, ...]:
+    """`options_of`, whose messages have the names of Python and of requests, not those of the command line."""
+    return tuple(replace(option, flag=option.name) for option in options_of(kind))
 
 
 def _typed(option: Option, value: Any) -> Any:
@@ -296,17 +310,10 @@ def _parts(option: Option, text: str) -> list[Any]:
 
 
 def _one(option: Option, value: Any) -> Any:
-    if option.urls and isinstance(value, str) and "://" in value:
-        return value
-    if option.kind is float and type(value) is int:
-        value = float(value)
-    if option.kind is Path and isinstance(value, str):
-        value = Path(value)
-    if option.kind is str and isinstance(value, Path):
-        value = str(value)
-    right = isinstance(value, Path) if option.kind is Path else type(value) is option.kind
-    if not right:
-        raise ValueError(f"{option.flag} is {value!r}; give {_needed(option)}")
+    if type(value) is not option.kind:
+        if option.urls and isinstance(value, str) and "://" in value:
+            return value
+        value = _converted(option, value)
     if option.choices and value not in option.choices:
         near = difflib.get_close_matches(str(value), [str(choice) for choice in option.choices], n=1, cutoff=0.7)
         meant = f" (did you mean {near[0]}?)" if near else ""
@@ -314,6 +321,18 @@ def _one(option: Option, value: Any) -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool) and not _in_range(option, value):
         raise ValueError(f"{option.flag} is {_plain(value)}; give {_needed(option)}")
     return value
+
+
+def _converted(option: Option, value: Any) -> Any:
+    """`value` in the type of `option`: a number of numpy, a whole number as any number, a path as its text and the other way."""
+    if option.kind is Path and isinstance(value, str | Path):
+        return Path(value)
+    if option.kind is str and isinstance(value, Path):
+        return str(value)
+    is_number = isinstance(value, Integral) or (option.kind is float and isinstance(value, Real))
+    if option.kind not in (int, float) or not is_number or isinstance(value, bool):
+        raise ValueError(f"{option.flag} is {value!r}; give {_needed(option)}")
+    return option.kind(value)
 
 
 def _in_range(option: Option, value: float) -> bool:

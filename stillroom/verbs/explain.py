@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import click
 
-from compress.settings import Output, RowColumns, Seed
+from compress.settings import FineTunedTeacher, Output, RowColumns, Seed
 from serve.options import again, make, setting
 from stillroom.console import result, table
 from stillroom.verb import Argument, Document, Verb
@@ -39,7 +39,9 @@ class Explaining(Seed, RowColumns):
     shown_texts: int = setting(
         8, help="Texts whose attention is on the page: those that differ most, then the first.", at_least=0, at_most=100
     )
-    max_length: int = setting(128, help="Longest text in tokens; of longer ones the beginning is read.", at_least=8)
+    max_length: int = again(
+        FineTunedTeacher, "max_length", 128, help="Longest text in tokens; of longer ones the beginning is read.", at_least=8, shown=None
+    )  # fmt: skip
     spans: int = setting(3000, help="Spans with a label that are clustered, at most.", at_least=0)
     unlabelled_spans: int = setting(
         500,
