@@ -266,8 +266,8 @@ class FineTuning(HubModel, Training, TaskData):
     teacher: str = setting(
         "", help="Model fine-tuned on the task, whose soft labels are learned too.", shown="none: labels alone"
     )
-    teacher_labels: tuple[str, ...] = again(TaskSettings, "teacher_labels", help=TEACHER_LABELS)
-    unlabelled: tuple[str, ...] = again(TaskSettings, "unlabelled")
+    teacher_labels: tuple[str, ...] = again(TaskSettings, "teacher_labels", help=TEACHER_LABELS, excludes="teacher")
+    unlabelled: tuple[str, ...] = again(TaskSettings, "unlabelled", needs="teacher")
     schedule: str = setting(
         "",
         help="Training schedule of a paper (docs/reference/methods.md); flags override it.",
@@ -297,8 +297,8 @@ class FineTuning(HubModel, Training, TaskData):
     target_column: str = setting(
         "", help=f"Column of the target of {GENERATION}.", shown="target", metavar="NAME", panel=COLUMNS
     )
-    temperature: float | None = again(TaskSettings, "temperature", None, shown="2")
-    soft_weight: float | None = again(TaskSettings, "soft_weight", shown="0.9")
+    temperature: float | None = again(TaskSettings, "temperature", None, shown="2", needs="teacher|teacher_labels")
+    soft_weight: float | None = again(TaskSettings, "soft_weight", shown="0.9", needs="teacher|teacher_labels")
     language_temperature: float = again(TaskSettings, "language_temperature")
     new_head: bool = again(TaskSettings, "new_head", help="Fine-tune a new head even if the model already has one.")
     layout: ClassVar = {
@@ -392,7 +392,7 @@ class Labelling(HubModel, Machine, TextColumns):
 
     checkpoint: str = setting(
         "", help="Model fine-tuned on the task, of any family that transformers has: a folder or Hub name.", shown="none",
-        flag="--with",
+        flag="--with", excludes="task label",
     )  # fmt: skip
     command: str = setting(
         "", help="Command that reads texts as JSON lines and prints answers as JSON lines (docs/labelling.md).", shown="none",
@@ -462,10 +462,14 @@ class Selecting(HubModel, Machine, RowColumns):
     )  # fmt: skip
     uncertain: int = setting(
         0, help="Of the nearest texts, keep this many: those on which the model of --with is least sure.", at_least=0,
-        at_most=10_000_000, shown="all of them",
+        at_most=10_000_000, shown="all of them", needs="checkpoint",
     )  # fmt: skip
     checkpoint: str = again(
-        Labelling, "checkpoint", help="Model fine-tuned on the task, such as a student: a folder or Hub name."
+        Labelling,
+        "checkpoint",
+        help="Model fine-tuned on the task, such as a student: a folder or Hub name.",
+        needs="uncertain",
+        excludes="",
     )
     encoder_revision: str = again(HubModel, "revision", help="Branch, tag or commit of an encoder of the Hub.")
     revision: str = again(HubModel, "revision", help="Branch, tag or commit of a model of the Hub in --with.")

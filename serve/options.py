@@ -46,6 +46,8 @@ def setting(
     flag: str = "",
     metavar: str = "",
     panel: str = "",
+    needs: str = "",
+    excludes: str = "",
 ) -> Any:
     """A field of a settings dataclass that is an option. An option without a default is required.
 
@@ -59,10 +61,13 @@ def setting(
         flag: the name on the command line, if it is not made from the field's name.
         metavar: the placeholder for the value in help.
         panel: the heading in help under which the option is listed.
+        needs: names of settings that must be given with it, with a space between; `a|b` is either of two. See `rule_faults`.
+        excludes: names of settings that may not be given with it.
     """
     about = {
         "help": help, "choices": choices, "suggested": suggested, "at_least": at_least, "above": above,
-        "at_most": at_most, "shown": shown, "flag": flag, "metavar": metavar, "panel": panel,
+        "at_most": at_most, "shown": shown, "flag": flag, "metavar": metavar, "panel": panel, "needs": needs,
+        "excludes": excludes,
     }  # fmt: skip
     return field(default=default, metadata={"setting": about})
 
@@ -119,6 +124,8 @@ class Option:
     """`--name`."""
     metavar: str
     panel: str
+    needs: str
+    excludes: str
 
     @property
     def listed(self) -> bool:
@@ -276,6 +283,26 @@ def faults_of(settings: Any, options: Iterable[Option]) -> dict[str, str]:
             object.__setattr__(holder, option.name, _typed(option, value))
         except ValueError as fault:
             faults[option.name] = str(fault)
+    return faults
+
+
+def rule_faults(settings: Any) -> list[str]:
+    """Which given settings lack one that they need, or exclude each other; a setting is given if it is not its default."""
+    kind: Any = type(settings)
+    options = {option.name: option for option in options_of(kind)}
+    given = {name for name, option in options.items() if option.value_in(settings) != option.default}
+    faults = []
+    for name in (name for name in options if name in given):
+        flag = options[name].flag
+        for either in options[name].needs.split():
+            if not given & set(names := either.split("|")):
+                flags = " or ".join(options[other].flag for other in names)
+                faults.append(f"{flag} needs {flags}. Give it too, or leave {flag} out.")
+        faults += [
+            f"{flag} and {options[other].flag} are both given. Leave one of them out."
+            for other in options[name].excludes.split()
+            if other in given
+        ]
     return faults
 
 

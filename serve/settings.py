@@ -126,10 +126,13 @@ class ServeSettings(Settings):
     tls_cert: Path | None = setting(None, help="File with the certificate chain, in PEM; the server then uses HTTPS.")
     tls_key: Path | None = setting(
         None,
+        needs="tls_cert",
         help="File with the private key, in PEM, if --tls-cert holds none. STILLROOM_TLS_PASSWORD is the password of an encrypted key.",
     )
     tls_client_ca: Path | None = setting(
-        None, help="File with the certificate authority, in PEM, that must have signed each client's certificate."
+        None,
+        help="File with the certificate authority, in PEM, that must have signed each client's certificate.",
+        needs="tls_cert",
     )
     linger_s: float = setting(
         0.5, help="Seconds after SIGTERM in which requests are still accepted, while /readyz answers 503.", at_least=0

@@ -27,15 +27,16 @@ class Exporting(ModelCard, HubModel, DataSet):
     )
     texts: tuple[str, ...] = setting(
         (), help="File of unlabelled text to calibrate and check int8 on, in place of --data.", metavar="FILE",
+        excludes="data",
     )  # fmt: skip
     variants: tuple[Precision, ...] = setting((), help="Files to make.", shown="fp32,int8; without --data fp32")
     name: str | None = setting(None, help="Name of the model on the server.", shown="the bundle's folder")
     max_length: int = again(FineTunedTeacher, "max_length", shown="all that the model takes")
     out_of_scope: str = again(
-        TaskSettings, "out_of_scope", shown="none",
+        TaskSettings, "out_of_scope", shown="none", needs="data",
         help="Label of texts that the model has no answer to; they set the score below which it abstains.",
     )  # fmt: skip
-    promise_data: str = again(BundleChecks, "promise_data")
+    promise_data: str = again(BundleChecks, "promise_data", needs="promises data")
     keep_words_of: tuple[Path, ...] = setting((), help="Text whose words the trimmed vocabulary keeps.", metavar="FILE")
     latency_seconds: float = again(BundleChecks, "latency_seconds")
     threads: int = again(Timing, "threads")

@@ -30,10 +30,12 @@ class Loading(TextColumn):
     out: str = again(Output, "out", "", help="Folder for load.json, with all raw samples, and table.md.")
     rate: float | None = setting(None, help="Queries a second.", above=0, shown="the highest is searched for")
     bound_ms: float | None = setting(
-        None, help="Milliseconds that p99 must stay under in the search.", above=0, shown="50"
+        None, help="Milliseconds that p99 must stay under in the search.", above=0, shown="50", excludes="rate"
     )
     queries: int | None = setting(None, help="Queries of each trial, in place of --seconds.", at_least=1)
-    seconds: float | None = setting(None, help="Seconds of arrivals in each trial.", above=0, shown="10")
+    seconds: float | None = setting(
+        None, help="Seconds of arrivals in each trial.", above=0, shown="10", excludes="queries"
+    )
     connections: int = setting(
         256, help="Most open at once; a wait for one counts as latency.", at_least=1, at_most=60_000
     )

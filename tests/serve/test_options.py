@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from serve.errors import BadInput
-from serve.options import Settings, again, check, described, group, make, options_of, setting
+from serve.options import Settings, again, check, described, group, make, options_of, rule_faults, setting
 from serve.text.answers import AnswerOptions
 
 
@@ -196,3 +196,19 @@ def test_numbers_of_numpy_are_numbers() -> None:
     assert (options.top_k, type(options.top_k), options.min_score) == (3, int, 0.5)
     with pytest.raises(BadInput, match=r"^top_k is 3\.0; give a whole number from 1 to 1,000,000$"):
         AnswerOptions(top_k=3.0)  # type: ignore[arg-type]
+
+
+def test_settings_that_need_or_exclude_each_other_are_told() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Brew(Settings):
+        hot: bool = setting(False, help="With hot water.")
+        ice: int = setting(0, help="Cubes of ice.", at_least=0, excludes="hot")
+        sugar: str = setting("", help="Kind of sugar.", needs="spoon|tongs")
+        spoon: bool = setting(False, help="With a spoon.")
+        tongs: bool = setting(False, help="With tongs.")
+
+    assert rule_faults(Brew(hot=True, spoon=True)) == rule_faults(Brew(ice=2, sugar="brown", tongs=True)) == []
+    assert rule_faults(Brew(hot=True, ice=2, sugar="brown")) == [
+        "--ice and --hot are both given. Leave one of them out.",
+        "--sugar needs --spoon or --tongs. Give it too, or leave --sugar out.",
+    ]
