@@ -109,7 +109,8 @@ def write_recipe(recipe: Recipe) -> str:
     import tomli_w
 
     everything = dataclasses.asdict(recipe)
-    ordered = {name: everything[name] for name in (*FIRST, *everything)}
+    in_order = (*FIRST, *(option.name for option in options_of(Recipe)), *everything)  # as in the help
+    ordered = {name: everything[name] for name in in_order}
     # What was left to stillroom stays out: TOML has no null.
     values = {name: list(v) if isinstance(v, tuple) else v for name, v in ordered.items() if v not in (None, {})}
     return tomli_w.dumps(values)
