@@ -7,15 +7,19 @@ TEACHER and STUDENT are transformers folders or Hub names with the same tokenize
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import click
 
 from compress.settings import FineTunedTeacher, Output, RowColumns, Seed
+from serve.bundle.manifest import canonical_json
 from serve.options import again, make, setting
-from stillroom.console import result, table
+from stillroom.console import result, say, table
 from stillroom.verb import Argument, Document, Verb
+
+DOCUMENT, PAGE = "explain.json", "explain.html"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +64,27 @@ def explain(teacher: str, student: str, data: Path | str, out: Path | str, **set
     Raises:
         BadInput: a model, the data, a layer or `out` cannot be used, or the models have different tokenizers.
     """
-    from stillroom.commands.explain.run import explain_models
+    from compress.models.attention_reading import open_reader
+    from stillroom.commands.explain.document import document_of
+    from stillroom.commands.explain.inputs import open_inputs
+    from stillroom.commands.explain.shown import shown_texts
+    from stillroom.inputs.out_folder import check_out_folder
+    from stillroom.report.explain_page import page
+    from stillroom.report.pages import can_write_pages, page_or, write_page, write_text
 
-    return explain_models(teacher, student, make(Explaining, settings | {"data": data, "out": out}, verb="explain"))
+    given = make(Explaining, settings | {"data": data, "out": out}, verb="explain")
+    folder = Path(given.out)
+    check_out_folder(folder, (DOCUMENT, PAGE))
+    inputs = open_inputs(teacher, student, given)
+    for note in inputs.notes:
+        say(f"warning: {note}")
+    theirs, ours = (open_reader(opened, inputs.task) for opened in (inputs.teacher, inputs.student))
+    document, figures = document_of(given, inputs, theirs, ours)
+    shown = shown_texts(inputs, theirs, ours, figures, given.shown_texts) if can_write_pages() else []
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / DOCUMENT, canonical_json(document).decode())
+    write_page(folder / PAGE, partial(page, document, shown))
+    return document | {"report": str(page_or(folder / PAGE, DOCUMENT))}
 
 
 def show_explained(document: Document) -> None:
