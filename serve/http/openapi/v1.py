@@ -15,8 +15,9 @@ from serve.http.v1.relations import RelationItemsRequest, RelationRequest
 from serve.http.v1.requests import AnswerRequest, ClassifyRequest, EmbeddingsRequest, EntitiesRequest, ScoreRequest
 from serve.model.description import ModelDescription
 from serve.observe.request_context import TIMEOUT_HEADER
+from serve.options import options_of
 from serve.settings import Limits
-from serve.text.answers import MOST_LABELS, WIDEST_VECTOR, EntitiesAnswer, LabelsAnswer, NumberAnswer, QuestionAnswer
+from serve.text.answers import WIDEST_VECTOR, AnswerOptions, EntitiesAnswer, LabelsAnswer, NumberAnswer, QuestionAnswer
 
 
 class EntitiesResponse(TypedDict):
@@ -173,9 +174,9 @@ SECURITY_SCHEMES: Schema = {
 
 # The ranges of options, which their types do not state.
 OPTION_SCHEMAS: dict[str, Schema] = {
-    "min_score": {"minimum": 0, "maximum": 1},
-    "top_k": {"minimum": 1, "maximum": MOST_LABELS},
-    "dimensions": {"minimum": 1, "maximum": WIDEST_VECTOR},
+    option.name: {"minimum": option.at_least, "maximum": option.at_most}
+    for option in options_of(AnswerOptions)
+    if option.at_least is not None
 }
 
 ENTITIES_EXAMPLE = {"text": ["Ms Keller moved to Graz", "fly to Rome"], "min_score": 0.5, "offsets": "utf16"}
