@@ -8,11 +8,11 @@ from compress.methods.presets import PRESETS, preset_of
 from compress.models.layer_maps import LAYER_MAPS
 from compress.models.shapes import FORM, STUDENTS, USUAL_STUDENT
 from compress.training.trackers import TRACKERS
-from serve.bundle.manifest import Task
 from serve.options import Settings, again, setting
+from serve.task import TaskName
 
 VECTORS = "feature-extraction"
-TASKS = tuple(task for task in get_args(Task) if task != VECTORS)  # those that labels teach
+TASKS = tuple(task for task in get_args(TaskName) if task != VECTORS)  # those that labels teach
 # Methods that need plain text alone, in the order of docs/reference/methods.md; the last four are ablations.
 TextMethod = Literal[
     "minilmv2", "minilm", "directminilm", "hidden-states", "output-distribution", "sentence-vectors", "tinybert-general",

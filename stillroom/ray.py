@@ -17,7 +17,6 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from compress.input_errors import Faults
-from serve.bundle.manifest import open_bundle
 from serve.bundle.remote_files import is_url
 from serve.errors import BadInput, BundleError, StillroomError
 from serve.http.app import aliases_of, app_of, check_names
@@ -27,6 +26,7 @@ from serve.http.auth.cors import Origins
 from serve.http.service import Service
 from serve.options import Option, Settings, make, options_of, setting, unknown_setting
 from serve.settings import ServeSettings
+from serve.tasks import open_bundle
 
 if TYPE_CHECKING:
     from ray.serve import Application

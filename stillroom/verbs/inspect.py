@@ -6,11 +6,11 @@ from typing import Any
 
 from serve.bundle.cpu import cpu_features, suits
 from serve.bundle.cpu_quota import read_cores, why
-from serve.bundle.manifest import MANIFEST, Manifest, open_bundle
+from serve.bundle.manifest import MANIFEST, Manifest
 from serve.bundle.remote_files import shown
 from serve.bundle.variant_choice import choose
 from serve.errors import BundleError
-from serve.text.labels import entity_labels, kind_of
+from serve.tasks import open_bundle, task_of
 from stillroom.console import result, table
 from stillroom.inputs.local_bundle import local_bundle
 from stillroom.verb import Argument, Document, FolderOrUrl, Verb
@@ -34,14 +34,10 @@ def inspect(bundle: Path | str) -> Document:
 
 def labels_line(manifest: Manifest) -> str:
     """The names of the labels, on lines of their own where they are many; for tags the entity types."""
-    tags = manifest.task == "token-classification"
-    labels = entity_labels(manifest.labels) if tags else manifest.labels
-    if manifest.task == "text-regression":
-        return "It gives a text a number."
-    if manifest.task == "question-answering":
-        return "It answers questions about a context, or says that it holds no answer."
-    if manifest.vector_width:
-        return f"It gives a text a vector of {manifest.vector_width} numbers{', of length 1' if manifest.normalised else ''}."
+    task = task_of(manifest)
+    if sentence := task.answer_sentence(manifest):
+        return sentence
+    labels = task.label_names(manifest.labels)
     count = f"{len(labels)} label{'s' * (len(labels) != 1)}"
     if len(labels) <= IN_ONE_LINE:
         return f"{count}: {', '.join(labels)}"
@@ -56,8 +52,7 @@ def labels_line(manifest: Manifest) -> str:
 
 
 def _kind(manifest: Manifest) -> str:
-    return kind_of(
-        manifest.task,
+    return task_of(manifest).answer_kind(
         manifest.labels,
         multi_label=manifest.multi_label,
         relations=manifest.relations,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from serve.bundle.fetched import remote_manifest
-from serve.bundle.manifest import MANIFEST, Bundle, open_bundle
+from serve.bundle.manifest import MANIFEST, Bundle
 from serve.bundle.remote_files import (
     CREDENTIALS,
     LIBRARIES,
@@ -27,6 +27,7 @@ from serve.bundle.remote_files import (
 from serve.bundle.store_files import listed, removed, tried
 from serve.errors import BadInput, BundleError
 from serve.options import Settings, make, setting
+from serve.tasks import open_bundle
 from stillroom.console import bar, result, say
 from stillroom.inputs.local_bundle import MB, local_bundle
 from stillroom.verb import Argument, Document, FolderOrUrl, Verb

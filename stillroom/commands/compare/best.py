@@ -8,8 +8,9 @@ from compress.runs.stages import fingerprint
 from compress.settings import WHERE_DATA_IS
 from export.packing.builder import DOCUMENTED
 from export.settings import VariantSettings
-from serve.bundle.manifest import MANIFEST, open_bundle
+from serve.bundle.manifest import MANIFEST
 from serve.errors import BadInput, BundleError, GateMissed
+from serve.tasks import open_bundle
 from stillroom.commands.compare.inputs import BUNDLE
 from stillroom.commands.compare.queue import Queue
 from stillroom.commands.export import Beside, export_checkpoint

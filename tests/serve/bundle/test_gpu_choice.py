@@ -10,14 +10,15 @@ import pytest
 from patience import PATIENCE_S
 from repository import ROOT
 
-from serve.bundle import gpu, variant_choice
-from serve.bundle.gpu import INSTALL_ONNXRUNTIME_GPU, gpu_lacks, gpus
-from serve.bundle.manifest import Bundle, open_bundle
+from serve.bundle import runtimes, variant_choice
+from serve.bundle.manifest import Bundle
+from serve.bundle.runtimes import INSTALL_ONNXRUNTIME_GPU, gpu_lacks, gpus
 from serve.bundle.variant_choice import choose, choose_for_gpu
 from serve.errors import BadInput, BundleError
 from serve.http.app import fronts_of
 from serve.model.pipeline import Pipeline
 from serve.settings import ServeSettings
+from serve.tasks import open_bundle
 from serve.workers.offline_pool import OfflinePool
 
 Copy = Callable[[Path], Path]
@@ -117,7 +118,8 @@ def test_a_gpu_that_is_not_here_is_refused_before_anything_starts(entities_bundl
 
 @pytest.mark.skipif(gpus() > 0, reason="there is a GPU")
 @pytest.mark.parametrize(
-    ("providers", "remedy"), [([], INSTALL_ONNXRUNTIME_GPU), ([gpu.CUDA], "finds no GPU: nvidia-smi must list one")]
+    ("providers", "remedy"),
+    [([], INSTALL_ONNXRUNTIME_GPU), ([runtimes.CUDA], "finds no GPU: nvidia-smi must list one")],
 )
 def test_the_package_is_named_where_it_is_missing_and_the_driver_where_that_is(
     monkeypatch: pytest.MonkeyPatch, providers: list[str], remedy: str

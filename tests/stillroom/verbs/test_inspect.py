@@ -7,8 +7,9 @@ import pytest
 from lookup_bundles import INTENTS, city_table, intent_table, write_bundle, write_relations_bundle
 from tokenizers import Tokenizer, models
 
-from serve.bundle.manifest import SCHEMA_VERSION, canonical_json, digest, open_bundle, sha256_file
+from serve.bundle.manifest import SCHEMA_VERSION, canonical_json, digest, sha256_file
 from serve.errors import BundleError
+from serve.tasks import open_bundle
 from stillroom.verbs.inspect import inspect, labels_line, show_bundle
 
 

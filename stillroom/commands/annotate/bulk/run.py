@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from compress.input_errors import Faults
-from serve.bundle.manifest import Bundle, open_bundle
+from serve.bundle.manifest import Bundle
 from serve.bundle.remote_files import is_url, shown
 from serve.bundle.variant_choice import choose
 from serve.errors import BadInput, StillroomError
+from serve.tasks import open_bundle
 from serve.workers.supervisor import processes_for
 from stillroom.commands.annotate.bulk.annotator import Made
 from stillroom.commands.annotate.bulk.manifest import PartsManifest

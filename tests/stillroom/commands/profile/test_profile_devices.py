@@ -6,7 +6,7 @@ import pytest
 from small_profiles import Models, Profiled
 
 from latency.candidates.availability import INSTALL_TORCH_CUDA, missing
-from serve.bundle.gpu import INSTALL_ONNXRUNTIME_GPU
+from serve.bundle.runtimes import INSTALL_ONNXRUNTIME_GPU
 from serve.errors import BadInput
 from stillroom.commands.profile.models import Ways, candidates_of
 from stillroom.commands.profile.run import profile_models
