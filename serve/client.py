@@ -21,12 +21,16 @@ from urllib.parse import urlsplit
 import msgspec
 
 from serve.errors import BadInput, DeadlineExceeded, InternalError, Overloaded, StillroomError, TooLarge, Unavailable
-from serve.text.answers import EntitiesAnswer, LabelsAnswer, NumberAnswer, OffsetUnit, QuestionAnswer
+from serve.tasks.question_answering import QuestionAnswer
+from serve.tasks.text_classification import LabelsAnswer
+from serve.tasks.text_regression import NumberAnswer
+from serve.tasks.token_classification import EntitiesAnswer
+from serve.text.answers import OffsetUnit
 from serve.text.inputs import pairs_of
 from serve.text.spans import Aggregation
 
 if TYPE_CHECKING:
-    from serve.model.description import ModelDescription
+    from serve.workers.supervisor import ModelDescription
 
 # Pauses before a retry, if the server sends no Retry-After. Each pause is drawn from 0 to a bound, so that clients that failed
 # together do not retry together. The bound starts at the first value and doubles with each retry up to the longest

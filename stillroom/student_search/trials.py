@@ -20,7 +20,7 @@ from compress.runs.soft_labels import read_soft_labels
 from compress.runs.stages import fingerprint
 from compress.runs.task_inputs import TaskInputs
 from serve.bundle.manifest import canonical_json
-from stillroom.settings.search import Sampler
+from stillroom.settings import Sampler
 from stillroom.student_search.controller import Places, controlled, reward
 from stillroom.student_search.space import Space, encoder_weights
 

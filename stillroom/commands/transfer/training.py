@@ -20,7 +20,7 @@ from compress.runs.stages import fingerprint, trained_with
 from compress.runs.task_inputs import TaskInputs
 from compress.training.stage import StageSettings
 from stillroom.commands.transfer.tasks import METHOD, Tasks
-from stillroom.settings.transfer import Transferring
+from stillroom.verbs.transfer import Transferring
 
 STAGES, STUDENT, START = "stages", "student", "start"
 SCORED = ("validation", "test")
