@@ -26,6 +26,7 @@ from compress.progress import Notify, advancing, message, silent
 from compress.settings import TASKS, Labelling
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
+from serve.options import rule_faults
 
 if TYPE_CHECKING:
     from compress.models.answering import AnsweringModel
@@ -104,9 +105,9 @@ def _asked(
     fresh: bool,
 ) -> Iterator[list[tuple[int, dict[str, Any]]]]:
     if teacher.model:
-        from compress.engine.hardware import device_here, same_bits
         from compress.labelling.by_model import ask_model
         from compress.models.answering import on_device
+        from compress.runs.hardware import device_here, same_bits
 
         same_bits(settings.threads or available_cores())
         device = device_here(settings.device)
@@ -145,8 +146,8 @@ def _opened(settings: Labelling) -> _Teacher:
     if len(given) != 1:
         raise BadInput("Give one of --with, --with-command and --with-url: what answers.")
     if settings.checkpoint:
-        if settings.task or settings.label:
-            raise BadInput("--task and --label are those of the model's head; leave them out.")
+        if faults := rule_faults(settings):
+            raise BadInput(" ".join(faults))
         return _opened_model(settings)
     if not settings.task:
         raise BadInput(f"--task is needed: what is answered, {', '.join(TASKS[:-1])} or {TASKS[-1]}.")
@@ -197,10 +198,10 @@ def _opened(settings: Labelling) -> _Teacher:
 
 
 def _opened_model(settings: Labelling) -> _Teacher:
-    from compress.engine.fingerprints import folder_fingerprint
-    from compress.engine.hardware import device_here
     from compress.models.answering import open_answering
     from compress.models.pretrained import public_name_of
+    from compress.runs.hardware import device_here
+    from compress.runs.stages import folder_fingerprint
 
     device = device_here(settings.device)
     model = open_answering(settings.checkpoint, revision=settings.revision, max_length=settings.max_length)

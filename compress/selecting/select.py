@@ -14,18 +14,19 @@ from compress.data.asked_texts import read_asked
 from compress.data.columns import Columns, columns_of
 from compress.data.examples import Example, Splits, Task, check_kind, check_task
 from compress.data.splits import read_splits
-from compress.engine.hardware import device_here, same_bits
-from compress.engine.label_checks import some
-from compress.engine.resumable_stages import check_writable
 from compress.input_errors import Faults
 from compress.models import answering, sentence_encoder
 from compress.models.sentence_encoder import sentence_vectors
 from compress.progress import Advance, Notify, advancing, message, silent
+from compress.runs.hardware import device_here, same_bits
+from compress.runs.label_checks import some
+from compress.runs.resumable_stages import check_writable
 from compress.selecting.certainty import margins
 from compress.selecting.neighbours import Nearest, distinct
 from compress.settings import Selecting
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
+from serve.options import rule_faults
 from serve.text.labels import entity_labels
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def select(settings: Selecting, notify: Notify = silent) -> dict[str, Any]:
         for path in settings.bank:
             bank += faults.check(partial(_bank, path, task, columns, pairs=splits.pairs)) or []
     encoder = faults.check(lambda: _encoder(settings))
+    faults.messages += rule_faults(settings)
     model = faults.check(lambda: _model(settings, splits))
     faults.check(lambda: _check_out(out))
     faults.raise_if_any()
@@ -126,11 +128,7 @@ def _encoder(settings: Selecting) -> "SentenceEncoder":
 
 
 def _model(settings: Selecting, splits: Splits | None) -> "AnsweringModel | None":
-    """The model of --with. BadInput if it and --uncertain do not go together, or it does not answer what the data asks."""
-    if settings.uncertain and not settings.checkpoint:
-        raise BadInput("--uncertain needs --with: the fine-tuned model that is more or less sure of its answers.")
-    if settings.checkpoint and not settings.uncertain:
-        raise BadInput("--with needs --uncertain: the number of texts to keep.")
+    """The model of --with. BadInput if it does not answer what the data asks."""
     if not settings.checkpoint:
         return None
     model = answering.open_answering(settings.checkpoint, revision=settings.revision, max_length=settings.max_length)

@@ -14,12 +14,6 @@ from compress.data.out_of_scope import refuse_in_scope, set_apart
 from compress.data.splits import read_splits
 from compress.data.subset import subset
 from compress.data.texts import read_texts
-from compress.engine.data_checks import labels_for, warnings_of
-from compress.engine.further_texts import FurtherTexts, read_further
-from compress.engine.label_checks import outside_warning
-from compress.engine.lineage import LINEAGE, base_model_of, read_lineage
-from compress.engine.resumable_stages import Workdir
-from compress.engine.task_inputs import usable_length
 from compress.evaluation.metrics import metric_name
 from compress.input_errors import Faults
 from compress.models.pretrained import (
@@ -32,6 +26,12 @@ from compress.models.pretrained import (
     with_markers,
 )
 from compress.models.sentence_pooling import SentencePooling, max_tokens_in, pooling_in, write_pooling
+from compress.runs.data_checks import labels_for, warnings_of
+from compress.runs.further_texts import FurtherTexts, read_further
+from compress.runs.label_checks import outside_warning
+from compress.runs.lineage import LINEAGE, base_model_of, read_lineage
+from compress.runs.open_task import usable_length
+from compress.runs.resumable_stages import Workdir
 from compress.settings import VECTORS
 from export.graph.vocabulary_trimming import Trimmed, trim_vocabulary
 from export.packing.builder import ModelReport, scores_on_test
@@ -46,6 +46,7 @@ from latency.measure.result_document import ProfileDocument
 from latency.profile import Plan, time_grid
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
+from serve.options import rule_faults
 from serve.text.entity_markers import knows_markers
 from serve.text.labels import OUTSIDE
 from serve.text.tokenizer import load_tokenizer
@@ -53,7 +54,7 @@ from stillroom.console import bar, say
 from stillroom.inputs.sample_texts.messages import support_messages
 from stillroom.report.pages import page_or
 from stillroom.report.run_page import Report, report_files
-from stillroom.settings.export import Exporting
+from stillroom.verbs.export import Exporting
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -80,19 +81,7 @@ def _faults(settings: Exporting) -> list[str]:
     """Which settings do not go together, a line each."""
     found = Faults()
     found.check(lambda: wanted_of(settings))
-    if settings.data and settings.texts:
-        found.messages.append(
-            "--texts and --data are both given, and each has texts to calibrate on and check with; leave one out."
-        )
-    needed = {"--promise": settings.graphs.promises, "--data": settings.data}
-    lacks = [flag for flag, value in needed.items() if not value]
-    if settings.promise_data and lacks:
-        found.messages.append(
-            f"--promise-data {settings.promise_data} is only read with {' and '.join(lacks)}; give that too."
-        )
-    if settings.out_of_scope and not settings.data:
-        found.messages.append(f"--out-of-scope {settings.out_of_scope} names a label of the data; give --data too.")
-    return found.messages
+    return [*found.messages, *rule_faults(settings)]
 
 
 @dataclass(frozen=True)
@@ -162,7 +151,7 @@ class _Ready:
 
 
 def export_checkpoint(checkpoint: str, out: Path, settings: Exporting, beside: Beside | None = None) -> dict[str, Any]:
-    """See `stillroom.api.export`; with `beside`, which asks for labelled data, the report has the teacher too."""
+    """See `stillroom.export`; with `beside`, which asks for labelled data, the report has the teacher too."""
     machine = machine_facts()  # before any work, which would count as load of the machine
     out = Path(os.path.abspath(out))
     given = _checked(checkpoint, out, settings, beside)

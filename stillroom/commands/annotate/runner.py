@@ -29,7 +29,7 @@ from stillroom.commands.annotate.rows import PAIR
 from stillroom.commands.annotate.tables import ARRAY, ERROR, SUFFIXES, TABLE, rows_beside, write_array, write_table
 from stillroom.commands.annotate.writer import AnswerFile
 from stillroom.console import Bar, bar, say
-from stillroom.settings.annotate import Annotation
+from stillroom.verbs.annotate import Annotation
 
 # The rows of a window are sorted by length; a window of long rows has fewer.
 WINDOW_ROWS = 4096

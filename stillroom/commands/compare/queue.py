@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 
-from compress.engine.resumable_stages import Workdir
+from compress.runs.resumable_stages import Workdir
 from serve.errors import BadInput
 from stillroom.commands.compare.rows import Row
 from stillroom.commands.compare.training import make_row, rate_taken
 from stillroom.console import bar, say
-from stillroom.settings.compare import Comparison
+from stillroom.verbs.compare import Comparison
 
 
 @dataclass(frozen=True)

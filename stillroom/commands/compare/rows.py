@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import NamedTuple
 
-from compress.engine.fingerprints import fingerprint
-from compress.engine.method_runner import Link
-from compress.engine.task_inputs import TaskInputs
 from compress.methods.catalogue import LABELS
+from compress.runs.method_chain import Link
+from compress.runs.stages import fingerprint
+from compress.runs.task_inputs import TaskInputs
 from stillroom.commands.compare.choices import CONTROLS, OF_ONE_START, Choice, chain_with, choices_of
-from stillroom.settings.compare import Comparison
+from stillroom.verbs.compare import Comparison
 
 # Of the rate of a stage: what is tried unless rates were given.
 SHARES = (0.5, 1.5)

@@ -11,7 +11,7 @@ from serve.bundle.manifest import MANIFEST
 from serve.errors import BadInput
 from stillroom.commands.evaluate.foreign_settings import refuse_variant
 from stillroom.commands.evaluate.texts import file_of
-from stillroom.settings.evaluate import Evaluation
+from stillroom.verbs.evaluate import Evaluation
 
 OF_GENERATION = ("beams", "length_penalty", "target_column")
 OF_OTHERS = (
@@ -38,10 +38,10 @@ def generation_document(model: str, given: Evaluation) -> dict[str, Any]:
     """The document of a model that generates: ROUGE-L, with ROUGE-1, ROUGE-2 and BLEU in `scores`."""
     from compress.data.columns import columns_of
     from compress.data.text_pairs import read_pairs
-    from compress.engine.hardware import device_here
     from compress.evaluation.generated import METRIC, generation_scores
     from compress.input_errors import Faults
     from compress.models.generator import Generator
+    from compress.runs.hardware import device_here
 
     faults = Faults()
     faults.check(partial(refuse_variant, model, given))

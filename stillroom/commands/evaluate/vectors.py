@@ -14,7 +14,7 @@ from serve.tasks import open_bundle
 from stillroom.commands.evaluate.foreign_settings import refuse_revision, refuse_variant
 from stillroom.commands.evaluate.texts import examples_of, file_of
 from stillroom.inputs.local_bundle import local_bundle
-from stillroom.settings.evaluate import Evaluation
+from stillroom.verbs.evaluate import Evaluation
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,9 +101,9 @@ def _encoding(
     """What gives texts their vectors by the bundle or encoder `model`, which the flag `role` names, and its variant."""
     if (Path(model) / MANIFEST).is_file():
         return _by_bundle(model, given, role)
-    from compress.engine.hardware import device_here
     from compress.models.pretrained import head_for
     from compress.models.sentence_encoder import on_device, open_encoder, sentence_vectors
+    from compress.runs.hardware import device_here
 
     refuse_variant(model, given)
     encoder = open_encoder(model, role=role, revision=given.revision)

@@ -39,7 +39,7 @@ from stillroom.commands.annotate.ctrl_c import ctrl_c_kept
 from stillroom.commands.annotate.reader import FORMATS, STDIN, Start, input_faults
 from stillroom.commands.annotate.tables import ERROR, SUFFIXES
 from stillroom.console import bar, say
-from stillroom.settings.annotate import Annotation
+from stillroom.verbs.annotate import Annotation
 
 LOCK = ".annotate.lock"
 LATE_S = 60.0  # the longest that NFS keeps a listing of a folder, by default
