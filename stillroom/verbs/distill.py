@@ -22,7 +22,7 @@ def distill(teacher: str, corpus: Sequence[Path | str], out: Path | str, **setti
     Raises:
         BadInput: an unknown method, teacher, student or file; relation heads that do not divide both widths.
     """
-    from compress.engine.distill import distill_student
+    from compress.runs.distill import distill_student
 
     return distill_student(
         make(
@@ -33,7 +33,7 @@ def distill(teacher: str, corpus: Sequence[Path | str], out: Path | str, **setti
 
 
 def _distill(**settings: Any) -> Document:
-    from compress.engine.distill import distill_result
+    from compress.runs.distill import distill_result
 
     return distill_result(distill(**settings))
 

@@ -18,7 +18,7 @@ def finetune(model: str, task: str, data: str, out: Path | str, **settings: Any)
     Raises:
         BadInput: the model, the teacher or the data cannot be used, or the two read text in different ways.
     """
-    from compress.engine.finetune import fine_tune
+    from compress.runs.finetune import fine_tune
 
     return fine_tune(
         make(FineTuning, settings | {"model": model, "task": task, "data": data, "out": out}, verb="finetune"), show
@@ -26,15 +26,15 @@ def finetune(model: str, task: str, data: str, out: Path | str, **settings: Any)
 
 
 def _finetune(**settings: Any) -> Document:
-    from compress.engine.finetune import finetune_result
+    from compress.runs.finetune import finetune_result
 
     return finetune_result(finetune(**settings))
 
 
 def show_finetuned(document: Document) -> None:
     """Prints the model's score on validation and its folder, and the next command."""
-    from compress.engine.finetune import result_line
     from compress.evaluation.generated import METRIC
+    from compress.runs.finetune import result_line
 
     result(result_line(document))
     result(f"Model   {document['checkpoint']}")
