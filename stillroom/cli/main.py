@@ -16,7 +16,8 @@ from click.shell_completion import get_completion_class
 
 from compress import distributed
 from compress.engine.threads import training_spins, wait_for_work
-from serve.errors import BadInput, InternalError, StillroomError, is_panic, no_room
+from serve.errors import BadInput, InternalError, StillroomError, is_panic
+from serve.files import no_room
 from serve.standard_streams import drop_unwritten, reader_gone
 from stillroom.cli import demo, judge, make, use
 from stillroom.cli.options import WIDTH, write_rows

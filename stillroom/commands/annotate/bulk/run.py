@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ from serve.bundle.manifest import Bundle, open_bundle
 from serve.bundle.remote_files import is_url, shown
 from serve.bundle.variant_choice import choose
 from serve.errors import BadInput, StillroomError
+from serve.files import lock_at
 from serve.workers.supervisor import processes_for
 from stillroom.commands.annotate.bulk.annotator import Made
 from stillroom.commands.annotate.bulk.manifest import PartsManifest
@@ -236,14 +236,8 @@ def _alone(storage: Storage) -> Iterator[None]:
     with storage.refused():
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.path.samestat(os.fstat(descriptor), lock.stat()):  # the run that made it has ended and removed it
-                raise BlockingIOError
-        except (BlockingIOError, FileNotFoundError) as error:
-            raise BadInput(
-                f"another `annotate` is writing {storage.place}; wait for it, or give another --output"
-            ) from error
+        if not lock_at(lock, descriptor):
+            raise BadInput(f"another `annotate` is writing {storage.place}; wait for it, or give another --output")
         try:
             yield
         finally:
