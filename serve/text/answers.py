@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, NotRequired, TypedDict, get_args
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from serve.errors import BadInput
 from serve.options import setting
@@ -258,9 +259,9 @@ def _or_none(answer: LabelsAnswer, probabilities: np.ndarray, abstain_below: flo
     return {**answer, "labels": [] if abstained else answer["labels"], "abstained": abstained}
 
 
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Probabilities over the last axis, float64, same shape as `logits`."""
-    exponentials = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
+def softmax(logits: np.ndarray, dtype: DTypeLike = np.float64) -> np.ndarray:
+    """Probabilities over the last axis, computed in `dtype`, same shape as `logits`."""
+    exponentials = np.exp(logits.astype(dtype) - logits.max(axis=-1, keepdims=True))
     return np.asarray(exponentials / exponentials.sum(axis=-1, keepdims=True))
 
 

@@ -16,9 +16,9 @@ import stillroom as face
 from compress.engine.soft_labels import make_soft_labels, read_soft_labels
 from compress.engine.task_inputs import TaskInputs, open_task
 from compress.engine.task_stages import load_stage, make_start
-from compress.evaluation.predictions import softmax
 from compress.settings import TaskSettings
 from serve.errors import BadInput
+from serve.text.answers import softmax
 
 Opener = Callable[..., TaskInputs]
 

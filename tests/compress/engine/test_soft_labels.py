@@ -14,9 +14,10 @@ from compress.data.examples import Example
 from compress.distributed import Share
 from compress.engine import soft_labels, task_stages
 from compress.engine.task_inputs import TaskInputs, open_task
-from compress.evaluation.predictions import row_logits, softmax
+from compress.evaluation.predictions import row_logits
 from compress.settings import TaskSettings
 from serve.errors import BadInput
+from serve.text.answers import softmax
 from serve.text.spans import words
 
 
