@@ -22,6 +22,7 @@ from compress.progress import Notify, message, silent
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
 from serve.files import disk_errors_reported, lock_at, replacing
+from serve.wording import counted
 
 STATE = "stage.json"
 # Written by `compress.training.loop` and `compress.training.trackers`; kept when the training's checkpoints are removed.
@@ -263,7 +264,7 @@ class Workdir:
         if kept and kept.get("of") != made_of:  # of a run with other settings, none of whose stages is used
             begun, kept = [], {}
         before = int(kept.get("processes") or (1 if begun else here))
-        first = f"This run began with {before} {'process' if before == 1 else 'processes'} and goes on with {here}: "
+        first = f"This run began with {counted(before, 'process', 'processes')} and goes on with {here}: "
         if before > here:
             message(
                 self.notify,

@@ -10,6 +10,7 @@ from compress.data.examples import SPLITS, check_task, number_of
 from compress.evaluation.metrics import gold_of
 from compress.evaluation.questions import Acceptable
 from serve.text.labels import entity_labels, kind_of
+from serve.wording import counted
 
 if TYPE_CHECKING:
     from compress.engine.task_inputs import TaskInputs
@@ -140,4 +141,4 @@ def _head_line(head: Mapping[str, Any], labels: int) -> str:
 
 
 def _labels(count: int) -> str:
-    return "1 label" if count == 1 else f"{count} labels"
+    return counted(count, "label")

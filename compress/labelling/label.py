@@ -26,6 +26,7 @@ from compress.progress import Notify, advancing, message, silent
 from compress.settings import TASKS, Labelling
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
+from serve.wording import one_of
 
 if TYPE_CHECKING:
     from compress.models.answering import AnsweringModel
@@ -149,7 +150,7 @@ def _opened(settings: Labelling) -> _Teacher:
             raise BadInput("--task and --label are those of the model's head; leave them out.")
         return _opened_model(settings)
     if not settings.task:
-        raise BadInput(f"--task is needed: what is answered, {', '.join(TASKS[:-1])} or {TASKS[-1]}.")
+        raise BadInput(f"--task is needed: what is answered, {one_of(TASKS)}.")
     task = check_task(settings.task)
     if task == "question-answering":
         raise BadInput(

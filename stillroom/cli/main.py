@@ -19,6 +19,7 @@ from compress.engine.threads import training_spins, wait_for_work
 from serve.errors import BadInput, InternalError, StillroomError, is_panic
 from serve.files import no_room
 from serve.standard_streams import drop_unwritten, reader_gone
+from serve.wording import all_of
 from stillroom.cli import demo, judge, make, use
 from stillroom.cli.options import WIDTH, write_rows
 from stillroom.console import console, say
@@ -254,7 +255,7 @@ def _launched(verb: str | None) -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open as long as this process is
     if distributed.count() > 1 and verb not in LAUNCHED_VERBS:
         raise BadInput(
-            f"{distributed.count()} processes were started for `{verb}`; only {', '.join(LAUNCHED_VERBS[:-1])} and {LAUNCHED_VERBS[-1]} "
+            f"{distributed.count()} processes were started for `{verb}`; only {all_of(LAUNCHED_VERBS)} "
             "train in several. "
             "Run this one without torchrun or accelerate launch."
         )

@@ -10,6 +10,7 @@ from serve.bundle.manifest import MANIFEST, Bundle, Manifest, open_bundle
 from serve.bundle.variant_choice import choose
 from serve.errors import BundleError
 from serve.text.labels import entity_labels, kind_of
+from serve.wording import counted
 from stillroom.console import result, table
 
 IN_ONE_LINE = 20  # labels; more are listed on lines of their own
@@ -37,7 +38,7 @@ def labels_line(manifest: Manifest) -> str:
         return "It answers questions about a context, or says that it holds no answer."
     if manifest.vector_width:
         return f"It gives a text a vector of {manifest.vector_width} numbers{', of length 1' if manifest.normalised else ''}."
-    count = f"{len(labels)} label{'s' * (len(labels) != 1)}"
+    count = counted(len(labels), "label")
     if len(labels) <= IN_ONE_LINE:
         return f"{count}: {', '.join(labels)}"
     lines = [""]

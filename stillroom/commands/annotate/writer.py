@@ -167,9 +167,9 @@ class AnswerFile:
     @contextlib.contextmanager
     def _full_disk_reported(self) -> Iterator[None]:
         """Turns the system's errors of writing the output into BadInput."""
-        try:
-            if_full = RESUME if self.lasting else "Make room"
-            with disk_errors_reported(self.name, if_full=if_full, otherwise="give another file as --output"):
+        if_full = RESUME if self.lasting else "Make room"
+        with disk_errors_reported(self.name, if_full=if_full, otherwise="give another file as --output"):
+            try:
                 yield
-        except BrokenPipeError as error:
-            raise BadInput(f"the reader of {self.name} closed it; the rest was not annotated") from error
+            except BrokenPipeError as error:
+                raise BadInput(f"the reader of {self.name} closed it; the rest was not annotated") from error

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
@@ -35,6 +34,7 @@ from latency.measure.machine import MachineFacts
 from latency.measure.result_document import ProfileDocument, RatioRow
 from latency.profile import Plan, time_grid
 from serve.bundle.manifest import ONNX_NAMES, canonical_json
+from serve.wording import all_of
 from stillroom.commands.run.disagreements import disagreements
 from stillroom.commands.run.languages import behind_in_languages, per_language
 from stillroom.console import bar, say
@@ -401,14 +401,9 @@ def _made(inputs: RunInputs, method: str, *, test_read: bool) -> str:
         teacher = "" if method == "labels" else f"{inputs.answers.public_name}"
         begins = f", which starts from layers of {body}),"
     return (
-        f"A student ({inputs.shape}){begins} {how} {teacher}{' ' if teacher else ''}on {_listed(texts)}. "
+        f"A student ({inputs.shape}){begins} {how} {teacher}{' ' if teacher else ''}on {all_of(texts)}. "
         f"Choices and gates use {len(splits.validation):,} texts of validation; {scored}."
     )
-
-
-def _listed(parts: Sequence[str]) -> str:
-    """`a, b and c`."""
-    return " and ".join([", ".join(parts[:-1]), parts[-1]] if parts[1:] else parts)
 
 
 def shareable(report: Report, shown_in: str) -> Report:
