@@ -10,6 +10,7 @@ from pathlib import Path
 from serve.errors import BadInput, StillroomError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a full disk, a quota used up, a limit on the size of a file
+MOST_ARRAY_BYTES = 2**30  # of a JSON array, which is read whole, since it has no lines to split it at
 PARTIAL = ".partial"
 RESUME = "Make room, and give the same command again to resume"
 

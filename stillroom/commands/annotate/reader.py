@@ -16,6 +16,7 @@ import msgspec
 from compress.data.file_formats import encoding_fault, suffix_of
 from compress.data.tables import SEPARATORS, TableRow, table_rows
 from serve.errors import BadInput
+from serve.files import MOST_ARRAY_BYTES
 from serve.wording import one_of
 from stillroom.commands.annotate import rows
 from stillroom.commands.annotate.rows import (
@@ -33,8 +34,6 @@ FORMATS = ("jsonl", "json", "csv", "tsv", "txt", "parquet")
 # Formats that hold no objects, such as the head of a relation.
 FLAT_FORMATS = ("csv", "tsv", "txt")
 STDIN = Path("-")
-# A JSON array is read into memory whole, since it has no lines to split it at.
-MOST_ARRAY_BYTES = 256 * 2**20
 PARQUET_ROWS = 1000  # in memory as Python objects at once
 BUFFER_BYTES = 1 << 20
 NO_ARRAY = "; give an array of objects, or one object a line"  # for a .json file that does not begin with [
