@@ -7,17 +7,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from compress.engine.distill import distill
-    from compress.engine.finetune import finetune
     from compress.progress import Event
+    from compress.runs.distill import distill
+    from compress.runs.finetune import finetune
     from compress.settings import Distillation, FineTuning
 
 _HOME = {
     "Distillation": "compress.settings",
     "Event": "compress.progress",
     "FineTuning": "compress.settings",
-    "distill": "compress.engine.distill",
-    "finetune": "compress.engine.finetune",
+    "distill": "compress.runs.distill",
+    "finetune": "compress.runs.finetune",
 }
 __all__ = ["Distillation", "Event", "FineTuning", "distill", "finetune"]
 

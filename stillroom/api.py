@@ -31,7 +31,7 @@ def distill(teacher: str, corpus: Sequence[Path | str], out: Path | str, **setti
     Raises:
         BadInput: an unknown method, teacher, student or file; relation heads that do not divide both widths.
     """
-    from compress.engine.distill import distill_student
+    from compress.runs.distill import distill_student
     from compress.settings import Distillation
     from stillroom.console import show
 
@@ -49,7 +49,7 @@ def finetune(model: str, task: str, data: str, out: Path | str, **settings: Any)
     Raises:
         BadInput: the model, the teacher or the data cannot be used, or the two read text in different ways.
     """
-    from compress.engine.finetune import fine_tune
+    from compress.runs.finetune import fine_tune
     from compress.settings import FineTuning
     from stillroom.console import show
 

@@ -34,22 +34,26 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from compress.data.batches import TaskText
 from compress.data.examples import check_task
-from compress.engine import task_stages
-from compress.engine.distill import distill
-from compress.engine.hardware import same_bits
-from compress.engine.lineage import read_lineage, save_with_lineage
-from compress.engine.method_chain import method_chain
-from compress.engine.method_runner import run_method, with_head
-from compress.engine.resumable_stages import TRAINING, Workdir
-from compress.engine.soft_labels import make_soft_labels, read_confidence, read_soft_labels
-from compress.engine.task_inputs import TaskInputs, open_task
 from compress.evaluation.metrics import counts, gold_of, mean_score, score
 from compress.evaluation.predictions import predictions, row_logits
+from compress.methods.catalogue import LABELS, labels_and_soft_labels
 from compress.models.initialise import student_of
 from compress.models.pretrained import load, load_encoder, open_model
+from compress.runs import task_stages
+from compress.runs.distill import distill
+from compress.runs.hardware import same_bits
+from compress.runs.lineage import read_lineage, save_with_lineage
+from compress.runs.method_chain import method_chain
+from compress.runs.method_stages import run_method
+from compress.runs.method_trainings import with_head
+from compress.runs.open_task import open_task
+from compress.runs.resumable_stages import TRAINING, Workdir
+from compress.runs.soft_labels import make_soft_labels, read_confidence, read_soft_labels
+from compress.runs.task_inputs import TaskInputs
 from compress.settings import TaskSettings
-from compress.training.task_training import TaskTraining, train_on_task
+from compress.training.stage import StageSettings, train_on_task, validating
 from latency.measure.machine import machine_facts
 
 STUDENT, FOLDS = "3x384", 2
@@ -276,7 +280,8 @@ class Bench:
         rate = one.rate or self.rate(one)
         teacher, body = self.teacher(one.set), self.body(one.set, one.body)
         started = time.monotonic()
-        given = dataclasses.replace(task_stages.method_inputs(inputs, teacher), seed=one.seed)
+        given = task_stages.method_inputs(inputs, teacher, 0.0)
+        given = dataclasses.replace(given, settings=dataclasses.replace(given.settings, seed=one.seed))
         steps = SETS[one.set] * (3 if one.arm.endswith(LONGER) else 1)
         if kind == "xtremedistil":
             each = sum(len(ids) for ids in inputs.train.ids) / inputs.steps_per_epoch
@@ -289,14 +294,16 @@ class Bench:
                 soft = read_soft_labels(self.soft_labels(one.set, folds=kind == "folds"), inputs)
                 soft = soft if kind == "rest" else soft[: len(inputs.train)]
             model = with_head(body, given.labelled["task"], given, keeps=one.body in TUNED)
-            settings = TaskTraining(
-                steps, rate, soft_weight=float(share or 0), seed=one.seed, precision=inputs.settings.precision, device="cpu",
-                validate_every=inputs.validate_every(steps),
-            )  # fmt: skip
+            texts = inputs.train + inputs.in_domain if kind == "rest" and inputs.in_domain else inputs.train
             progress = train_on_task(
-                model, inputs.train, inputs.validation, inputs.splits.validation, settings, folder=folder / TRAINING,
-                unlabelled=inputs.in_domain if kind == "rest" else None, soft=soft,
-            )  # fmt: skip
+                labels_and_soft_labels(float(share or 0), inputs.settings.temperature) if soft else LABELS,
+                model,
+                TaskText(texts, inputs.settings.batch, one.seed, inputs.validation.ids, soft),
+                inputs.train,
+                StageSettings(steps, one.seed, inputs.settings.precision, learning_rate=rate, device="cpu"),
+                folder=folder / TRAINING,
+                validation=validating(model, inputs.validation, inputs.splits.validation, inputs.validate_every(steps)),
+            )
             best = max(value for _, value in progress.validation)
         gold = [gold_of(example, task) for example in inputs.splits.test]
         said = counts(gold, predictions(inputs.test, row_logits(model.to("cpu"), inputs.test)))

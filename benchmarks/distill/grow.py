@@ -26,17 +26,20 @@ import transformers
 from compress.data.corpus import CorpusText, Piece, chunks, tokenised
 from compress.data.encoded import pad_id_of
 from compress.data.texts import TextFiles
-from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
-from compress.engine.hardware import same_bits
-from compress.engine.lineage import save_with_lineage
-from compress.engine.method_runner import Link, MethodInputs, fit_head, run_method
-from compress.engine.resumable_stages import Workdir
 from compress.methods.catalogue import Sizes, mlm
 from compress.models.activations import Part, read
 from compress.models.grow_teacher import grown
 from compress.models.initialise import shape_in
 from compress.models.living_layers import living_layers, relative_changes, twin_correlation
 from compress.models.pretrained import Opened, load_encoder, open_model, open_tokenizer
+from compress.runs.hardware import same_bits
+from compress.runs.lineage import save_with_lineage
+from compress.runs.method_chain import Link
+from compress.runs.method_stages import run_method
+from compress.runs.method_trainings import MethodInputs, fit_head
+from compress.runs.resumable_stages import Workdir
+from compress.runs.stages import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
+from compress.training.stage import StageSettings
 from stillroom.console import show
 
 LONGEST, BATCH, MEASURED, MOST_TOKENS = 128, 8, 32, 1_000_000  # MEASURED: pieces of the corpus
@@ -103,18 +106,17 @@ def _trained(work: Workdir, run: str, start: Path, given: argparse.Namespace) ->
         pieces,
         {},
         BATCH,
-        given.seed,
-        "fp32",
-        "cpu",
-        checkpoint_seconds=CHECKPOINT_S,
+        StageSettings(0, given.seed, "fp32", CHECKPOINT_S, device="cpu"),
+        tokens,
         lineage={"role": "grown teacher"},
         notify=show,
     )
-    head = work.stage("teacher-head", fingerprint(run, "head"), partial(fit_head, given=inputs, tokens=tokens))
+    head = work.stage("teacher-head", fingerprint(run, "head"), partial(fit_head, given=inputs))
     shape = shape_in(opened)
     layers, width = opened.config.num_hidden_layers, opened.config.hidden_size
     link = Link(shape, mlm(Sizes(layers, layers, width, width)), (tokens,))
-    training = replace(inputs, start=str(head), learning_rate=given.learning_rate)
+    settings = replace(inputs.settings, learning_rate=given.learning_rate)
+    training = replace(inputs, start=str(head), settings=settings)
     return run_method(work, run, [link], training)[-1]
 
 

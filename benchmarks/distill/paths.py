@@ -29,7 +29,6 @@ from compress.data.corpus import CorpusText, chunks
 from compress.data.examples import check_task
 from compress.data.texts import read_texts
 from compress.distributed import Share
-from compress.engine.task_stages import on_task
 from compress.evaluation.metrics import counts, gold_of, metric_of
 from compress.evaluation.predictions import predictions, row_logits
 from compress.losses.relations import dot_scores, split_heads
@@ -39,6 +38,7 @@ from compress.models.families import FAMILIES
 from compress.models.initialise import student_of
 from compress.models.precision import autocast
 from compress.models.pretrained import load, load_encoder, open_model, save_tokenizer
+from compress.runs.task_stages import on_task
 from compress.training.loop import train
 from compress.training.stage import StageSettings, train_stage
 from stillroom.inputs.preflight import RunInputs, prepare

@@ -22,13 +22,13 @@ from packing import Learner
 from compress.data.corpus import CorpusText, chunks
 from compress.data.encoded import pad_id_of
 from compress.data.texts import read_texts
-from compress.engine.hardware import is_faster_in_bf16, same_bits
 from compress.losses.outputs import total
 from compress.methods.catalogue import chain_of
 from compress.models.initialise import student_of
 from compress.models.precision import computing
 from compress.models.pretrained import load_encoder, open_model, open_tokenizer
 from compress.models.shapes import shape_of
+from compress.runs.hardware import is_faster_in_bf16, same_bits
 from latency.measure.machine import machine_facts
 from stillroom.commands.demo import teacher_folder
 

@@ -15,14 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from compress.data.examples import check_task
-from compress.engine import task_stages
-from compress.engine.fingerprints import fingerprint
-from compress.engine.hardware import same_bits
-from compress.engine.lineage import read_lineage
-from compress.engine.method_runner import run_method
-from compress.engine.soft_labels import make_soft_labels
 from compress.evaluation.metrics import difference, gold_of, score
 from compress.evaluation.predictions import predictions, row_logits
+from compress.runs import task_stages
+from compress.runs.hardware import same_bits
+from compress.runs.lineage import read_lineage
+from compress.runs.method_stages import run_method
+from compress.runs.soft_labels import make_soft_labels
+from compress.runs.stages import fingerprint
 from stillroom.commands.run.time_budget import full_plan, timed_rates
 from stillroom.console import say
 from stillroom.inputs.preflight import prepare
@@ -52,8 +52,8 @@ def main() -> None:
     same_bits(inputs.recipe.threads)
     rates = timed_rates(inputs)
     plan = full_plan(inputs)
-    budget_s = plan.student_steps * rates.student
-    tokens = given.share * budget_s / rates.token
+    budget_s = plan.student_steps * rates["student step"]
+    tokens = given.share * budget_s / rates["token"]
     rest = round((1 - given.share) * plan.student_steps)
     say(
         f"{budget_s:.0f} s each: {plan.student_steps} task steps, or {tokens:,.0f} tokens of relations and {rest} task steps"
@@ -66,7 +66,7 @@ def main() -> None:
     labels = stage("soft-labels", lambda f: make_soft_labels(f, inputs, teacher))
     soft = task_stages.SoftLabels(labels, given.soft_weight)
     start = stage("start", lambda f: task_stages.make_start(f, inputs, teacher))
-    method_inputs = task_stages.method_inputs(inputs, teacher)
+    method_inputs = task_stages.method_inputs(inputs, teacher, tokens)
     links = inputs.chain.links(tokens, 0.0)
     *_, related = run_method(inputs.workdir, fingerprint("relations", settings, tokens), links, method_inputs)
     arms = {
@@ -80,7 +80,7 @@ def main() -> None:
     task = check_task(recipe.task)
     document: dict[str, object] = {
         "seconds": budget_s,
-        "rates": dataclasses.asdict(rates),
+        "rates": rates,
         "relation_tokens": round(tokens),
         "task_steps": plan.student_steps,
     }

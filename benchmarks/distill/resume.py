@@ -32,10 +32,10 @@ sys.path[:0] = [
 ]
 import every_stage as tests  # noqa: E402 - the tests are no package
 
-from compress.engine.hardware import same_bits  # noqa: E402
-from compress.engine.resumable_stages import TRAINING, Workdir  # noqa: E402
 from compress.methods.catalogue import METHODS, Stage, stages_of  # noqa: E402
 from compress.models.families import FAMILIES  # noqa: E402
+from compress.runs.hardware import same_bits  # noqa: E402
+from compress.runs.resumable_stages import TRAINING, Workdir  # noqa: E402
 from compress.training.checkpoint import own_tensors, put_tensors, write_safetensors  # noqa: E402
 from compress.training.loop import CHECKPOINT, METRICS  # noqa: E402
 from compress.training.stage import StageSettings, train_stage  # noqa: E402

@@ -40,13 +40,13 @@ from transformers import BertConfig, BertModel
 from compress.data.batches import to_device
 from compress.data.corpus import CorpusText, Piece, chunks
 from compress.data.texts import read_texts
-from compress.engine.hardware import same_bits
 from compress.methods.catalogue import Sizes, Stage, stages_of
 from compress.methods.objectives import Projections
 from compress.models.families import FAMILIES
 from compress.models.precision import autocast
 from compress.models.pretrained import load_encoder, open_model, open_tokenizer
 from compress.models.shapes import shape_of
+from compress.runs.hardware import same_bits
 from compress.training.stage import StageSettings, step_losses, train_stage
 
 LEARNING_RATE = 1e-4

@@ -25,7 +25,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from compress.data.labelled_files import read_examples
-from compress.engine.threads import POLICY, SPINS
+from compress.runs.threads import POLICY, SPINS
 
 BUSY = "while True: pass"
 TASK = "text-classification"

@@ -48,6 +48,8 @@ class Batch:
     teacher_activations: dict[tuple[str, int], Tensor] | None = None
     # Whether no row has padding and none is packed, where that is known; models then need no mask.
     full: bool = False
+    # Whether the mask tells the source from the target that is generated of it (`compress.data.text_pairs`).
+    generates: bool = False
 
 
 def are_numbers(targets: Tensor) -> bool:
@@ -116,17 +118,22 @@ def part_of(batch: Batch, share: Share) -> Batch:
 
 @dataclass(frozen=True)
 class TaskText:
-    """Batches of a task's texts for `compress.training.stage`; `others` are the token ids of the validation texts."""
+    """Batches of a task's texts for `compress.training.stage`."""
 
     texts: Encoded
     batch: int
     seed: int
     others: Sequence[np.ndarray] = ()
+    """The token ids of the validation texts."""
+    soft: Sequence[np.ndarray] | None = None
+    """A teacher's logits (rows, labels) of each text."""
+    counts: np.ndarray | None = None
+    """How often each text is read in an epoch, (texts,), if not once."""
 
     @cached_property
     def sampler(self) -> Sampler:
         """Chooses the texts of each step."""
-        return Sampler(np.array([len(ids) for ids in self.texts.ids]), self.batch, self.seed)
+        return Sampler(np.array([len(ids) for ids in self.texts.ids]), self.batch, self.seed, self.counts)
 
     @property
     def pad_id(self) -> int:
@@ -145,7 +152,7 @@ class TaskText:
 
     def at(self, step: int) -> Batch:
         """The batch of one step."""
-        return collate(self.texts, self.sampler.at(step).tolist())
+        return collate(self.texts, self.sampler.at(step).tolist(), soft=self.soft)
 
 
 def collate(

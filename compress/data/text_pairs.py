@@ -213,6 +213,11 @@ class MaskedTargets:
         """Chooses the pairs of each step."""
         return Sampler(np.array([len(source) + len(target) for source, target in self.pairs]), self.batch, self.seed)
 
+    @property
+    def ids(self) -> list[np.ndarray]:
+        """All token ids that occur."""
+        return [np.concatenate(pair) for pair in self.pairs]
+
     def at(self, step: int) -> Batch:
         """The batch of one step."""
         chosen = [self.pairs[i] for i in self.sampler.at(step)]
@@ -229,6 +234,7 @@ class MaskedTargets:
             {name: torch.from_numpy(value) for name, value in inputs.items()},
             torch.from_numpy(np.flatnonzero(asked)),
             torch.from_numpy(targets.ravel()[asked]),
+            generates=True,
         )
 
     def _masked(

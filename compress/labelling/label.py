@@ -105,9 +105,9 @@ def _asked(
     fresh: bool,
 ) -> Iterator[list[tuple[int, dict[str, Any]]]]:
     if teacher.model:
-        from compress.engine.hardware import device_here, same_bits
         from compress.labelling.by_model import ask_model
         from compress.models.answering import on_device
+        from compress.runs.hardware import device_here, same_bits
 
         same_bits(settings.threads or available_cores())
         device = device_here(settings.device)
@@ -198,10 +198,10 @@ def _opened(settings: Labelling) -> _Teacher:
 
 
 def _opened_model(settings: Labelling) -> _Teacher:
-    from compress.engine.fingerprints import folder_fingerprint
-    from compress.engine.hardware import device_here
     from compress.models.answering import open_answering
     from compress.models.pretrained import public_name_of
+    from compress.runs.hardware import device_here
+    from compress.runs.stages import folder_fingerprint
 
     device = device_here(settings.device)
     model = open_answering(settings.checkpoint, revision=settings.revision, max_length=settings.max_length)

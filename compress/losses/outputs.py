@@ -170,21 +170,6 @@ def logit_loss(teacher_logits: Tensor, student_logits: Tensor) -> Tensor:
     return rows.sum() / max(rows.numel(), 1)
 
 
-def mixed_loss(
-    logits: Tensor, targets: Tensor, teacher_logits: Tensor | None, *, temperature: float, soft_weight: float
-) -> dict[str, Tensor]:
-    """The weighted terms of task distillation; their sum is minimised.
-
-    Without `teacher_logits` there is only the label loss, by which the undistilled student trains.
-    """
-    if teacher_logits is None:
-        return {"labels": label_loss(logits, targets)}
-    return {
-        "labels": (1 - soft_weight) * label_loss(logits, targets),
-        "soft_labels": soft_weight * soft_loss(teacher_logits, logits, targets, temperature),
-    }
-
-
 def total(terms: dict[str, Tensor]) -> Tensor:
     """The sum of the loss terms, a scalar."""
     return torch.stack(list(terms.values())).sum()

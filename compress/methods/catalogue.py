@@ -22,8 +22,8 @@ class Stage:
     name: str
     objective: Objective
     # `corpus` is plain text without labels; `task` is the task's text, with a teacher fine-tuned on the task; `source` is
-    # another task's text and teacher, after which the student keeps all but its head.
-    text: Literal["corpus", "task", "source"] = "corpus"
+    # another task's text and teacher, after which the student keeps all but its head; `pairs` are texts and what to generate of them.
+    text: Literal["corpus", "task", "source", "pairs"] = "corpus"
     trains: Literal["all", "encoder", "head"] = "all"
     pack: bool = False  # whether pieces of plain text share rows of full length (`compress.data.packing`)
     share: float = 1.0
@@ -61,6 +61,12 @@ LABELS = Stage(
     warmup=0.06,
     betas=(0.9, 0.999),
 )
+
+
+def labels_and_soft_labels(share: float, temperature: float) -> Stage:
+    """Training on labels and on a teacher's logits, computed once, which have this share of the loss."""
+    soft = OutputTerm("kept soft labels", "classes", share, temperature)
+    return replace(LABELS, objective=Objective(outputs=(OutputTerm("labels", "classes", 1 - share), soft)))
 
 
 def minilm(sizes: Sizes) -> tuple[Stage, ...]:

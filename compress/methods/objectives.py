@@ -61,13 +61,14 @@ class LayerTerm:
 
 @dataclass(frozen=True)
 class OutputTerm:
-    """Agreement of outputs: with the labels (`labels`), the teacher's soft labels (`soft labels`) or its `logits`.
+    """Agreement of outputs: with the labels (`labels`), the teacher's soft labels (`soft labels`) or its `logits`. `kept soft labels`
+    come with the batches, so that the teacher is not run.
 
     `of` is `classes`, the task head's output for each text or word, or `vocabulary`, the masked-language-model head's output for
     each masked token, or with `everywhere` for every real token.
     """
 
-    loss: Literal["labels", "soft labels", "logits"]
+    loss: Literal["labels", "soft labels", "kept soft labels", "logits"]
     of: Literal["classes", "vocabulary"]
     weight: float = 1.0
     temperature: float = 1.0
@@ -78,6 +79,8 @@ class OutputTerm:
     @property
     def name(self) -> str:
         """The term's name in metrics."""
+        if self.loss == "kept soft labels":
+            return "soft_labels"
         return self.loss if self.of == "classes" else f"vocabulary {self.loss}"
 
 
@@ -96,7 +99,7 @@ class Objective:
     @property
     def asks_teacher(self) -> bool:
         """Whether it needs the teacher's output, not only its activations."""
-        return any(term.loss != "labels" for term in self.outputs)
+        return any(term.loss not in ("labels", "kept soft labels") for term in self.outputs)
 
     @property
     def can_be_kept(self) -> bool:

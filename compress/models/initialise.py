@@ -28,6 +28,12 @@ SHOWN_TOKENS = 3
 
 # Names of the choices of teacher layers.
 STARTS = ("spread", "alternate", "first", "last", "layer-map")
+RANDOM = "random"  # new layers
+
+
+def is_checkpoint(start: str) -> bool:
+    """Whether `start` names a checkpoint."""
+    return start not in (*STARTS, RANDOM)
 
 
 def starting_layers(name: str, teacher_layers: int, student_layers: int, *, map_name: str = "") -> tuple[int, ...]:

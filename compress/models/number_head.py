@@ -54,9 +54,11 @@ def standardised(unit: Unit, *models: Any) -> Iterator[None]:
             _rescale(model, unit.deviation, unit.mean)
 
 
-def into_data(model: Any, unit: Unit) -> None:
-    """Let the new head of `model` give numbers with the mean and the deviation of the data, in place."""
-    _rescale(model, unit.deviation, unit.mean)
+def start_head(model: Any, train: Encoded) -> None:
+    """Let the new head of `model` give numbers with the mean and the deviation of those of `train`, in place; if it learns numbers."""
+    if train.task == "text-regression":
+        unit = unit_of(train)
+        _rescale(model, unit.deviation, unit.mean)
 
 
 def _rescale(model: Any, factor: float, shift: float) -> None:

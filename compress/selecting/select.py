@@ -13,13 +13,13 @@ from compress.data.asked_texts import read_asked
 from compress.data.columns import Columns, columns_of
 from compress.data.examples import Example, Splits, Task, check_kind, check_task
 from compress.data.splits import read_splits
-from compress.engine.hardware import device_here, same_bits
-from compress.engine.label_checks import some
-from compress.engine.resumable_stages import check_writable
 from compress.input_errors import Faults
 from compress.models import answering, sentence_encoder
 from compress.models.sentence_encoder import sentence_vectors
 from compress.progress import Advance, Notify, advancing, message, silent
+from compress.runs.hardware import device_here, same_bits
+from compress.runs.label_checks import some
+from compress.runs.resumable_stages import check_writable
 from compress.selecting.certainty import margins
 from compress.selecting.neighbours import Nearest, distinct
 from compress.settings import Selecting

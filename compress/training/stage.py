@@ -1,8 +1,9 @@
-"""Runs one stage of a method: trains a student to agree with its teacher on the stage's objective."""
+"""One training: a student learns the objective of a stage, from a teacher, from labels, or from both."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,9 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compress.data.batches import Batch, inputs_for, moved, part_of, to_device
+from compress.data.batches import Batch, TaskText, inputs_for, moved, part_of, to_device
+from compress.data.encoded import Encoded
+from compress.data.examples import Example
 from compress.data.sampler import Sampler
 from compress.distributed import Share
+from compress.evaluation.metrics import counts, gold_of, metric_of
+from compress.evaluation.predictions import predictions, row_logits
 from compress.losses.tiled_relations import expect
 from compress.methods.catalogue import Stage
 from compress.methods.objectives import (
@@ -28,12 +33,16 @@ from compress.methods.presets import Schedule
 from compress.models.activations import Activations, Part, assembled, read
 from compress.models.embedding_rows import rows_in_use
 from compress.models.families import FAMILIES, Family, encoder_of, layers_of
+from compress.models.number_head import Unit, standardised, unit_of
 from compress.models.packed_inputs import kept_apart
 from compress.models.precision import weights_in
 from compress.models.sharded_layers import check_equal_shares, is_sharded, shard_layers
+from compress.models.unilm import asked_words
 from compress.training.checkpoint import Progress
 from compress.training.loop import Report, Validation, device_of_process, train
 from compress.training.prefetch import Prefetcher
+
+MOST_VALIDATIONS = 10  # of one training
 
 
 class Text(Protocol):
@@ -53,7 +62,7 @@ class Text(Protocol):
 
 @dataclass(frozen=True)
 class StageSettings:
-    """Settings of a stage that its method leaves open."""
+    """Settings of one training that its stage leaves open."""
 
     steps: int
     seed: int = 0
@@ -120,7 +129,8 @@ def train_stage(
             shard_layers(teacher.eval(), family, device_of_process(settings.device), settings.precision)
         elif teacher is not None:
             teacher.eval().to(device_of_process(settings.device))
-            stack.enter_context(weights_in(teacher, settings.precision))
+            # A generator's teacher keeps float32: its logits over the vocabulary are what is learned.
+            stack.enter_context(weights_in(teacher, settings.precision if stage.text != "pairs" else "fp32"))
         stack.enter_context(moving(student, stage.trains))
         remap = stack.enter_context(rows_narrowed(student, text, objective))
         batches = stack.enter_context(closing(Prefetcher(text.at, schedule.steps)))
@@ -129,7 +139,8 @@ def train_stage(
             return step_losses(objective, teacher, student, family, part_of(batches.at(step), share), maps, remap)
 
         return train(
-            _Trained(student, maps),
+            # The names of weights in checkpoints are those of earlier versions.
+            _Trained(student, maps) if maps.maps or stage.text == "corpus" else student,
             loss_at,
             schedule,
             folder=folder,
@@ -143,6 +154,66 @@ def train_stage(
             batches=batches,
             report=report,
         )
+
+
+def train_on_task(
+    stage: Stage,
+    student: Any,
+    text: TaskText,
+    labelled: Encoded,
+    settings: StageSettings,
+    *,
+    folder: Path,
+    teacher: Any = None,
+    projections: Projections | None = None,
+    validation: Callable[[np.ndarray | None], Validation] | None = None,
+    report: Report | None = None,
+) -> Progress:
+    """`train_stage` on the texts of a task; see there. Numbers are learned in deviations from their mean (`compress.models.number_head`).
+
+    Args:
+        stage: its objective may read the labels, the teacher, or the logits that come with `text`.
+        student: has a head whose labels are `labelled.labels`, by index.
+        text: the labelled texts, and those that a teacher alone labels.
+        labelled: the former.
+        settings: steps, seed and precision.
+        folder: for checkpoints.
+        teacher: with a head of the same labels.
+        projections: the learned maps of the objective.
+        validation: see `validating`.
+        report: called after each step.
+    """
+    unit, heads = Unit(), list[Any]()
+    if labelled.task == "text-regression":
+        unit, heads = unit_of(labelled), [model for model in (student, teacher) if model is not None]
+        text = replace(text, texts=unit.texts(text.texts), soft=None if text.soft is None else unit.soft(text.soft))
+    family = FAMILIES[(student if teacher is None else teacher).config.model_type]
+    with standardised(unit, *heads):
+        return train_stage(
+            stage, teacher, student, family, text, settings, folder=folder, projections=projections, validation=validation,
+            report=report,
+        )  # fmt: skip
+
+
+def validation_interval(steps: int, steps_per_epoch: int) -> int:
+    """Steps between two validations of a training of `steps`: an epoch, or more, so that there are at most `MOST_VALIDATIONS`."""
+    return min(steps, max(steps_per_epoch, -(-steps // MOST_VALIDATIONS)))
+
+
+def validating(
+    model: Any, validation: Encoded, gold: Sequence[Example], every: int, patience: int | None = None
+) -> Callable[[np.ndarray | None], Validation]:
+    """Validation every `every` steps by the task metric of the examples `gold`, from the answers that serving would give.
+
+    Training ends after `patience` validations without a new best. The result takes the `remap` of `train_stage`.
+    """
+    right = [gold_of(example, validation.task) for example in gold]
+
+    def evaluate(remap: np.ndarray | None) -> float:
+        said = predictions(validation, row_logits(model, validation, remap=remap))
+        return float(metric_of(counts(right, said).sum(axis=0)))
+
+    return lambda remap: Validation(every, partial(evaluate, remap), patience)
 
 
 def step_losses(
@@ -184,7 +255,7 @@ def step_losses(
         if ours.words is not None:
             answered = vocabulary_losses(objective.outputs, ours.words, theirs.words, batch.targets)
         else:
-            expected = None if theirs.output is None else _answers(theirs, batch)
+            expected = batch.soft if theirs.output is None else _answers(theirs, batch)
             answered = output_losses(objective.outputs, _answers(ours, batch), expected, batch.targets)
         weights = {term.name: _weight(term, batch) for term in objective.outputs}
         terms |= {name: weights[name] * loss for name, loss in answered.items()}
@@ -207,8 +278,8 @@ def moving(student: Any, what: str) -> Iterator[None]:
     """
     inside = {id(p) for name, p in encoder_of(student).named_parameters() if not name.startswith("pooler.")}
     before = [(parameter, parameter.requires_grad) for parameter in student.parameters()]
-    for parameter, _ in before:
-        parameter.requires_grad = what == "all" or (id(parameter) in inside) == (what == "encoder")
+    for parameter, _ in before if what != "all" else ():
+        parameter.requires_grad = (id(parameter) in inside) == (what == "encoder")
     try:
         yield
     finally:
@@ -229,6 +300,8 @@ def rows_narrowed(student: Any, text: Text, objective: Objective) -> Iterator[np
 def _read(model: Any, family: Family, objective: Objective, batch: Batch, *, teacher: bool) -> Activations:
     wanted = objective.teacher_parts() if teacher else objective.student_parts()
     output = objective.asks_teacher if teacher else bool(objective.outputs)
+    if batch.generates:
+        return Activations({}, words=asked_words(model, family, batch.inputs, batch.row_index))
     rows = _rows(batch, objective) if objective.masks_tokens and output else None
     inputs = kept_apart(model, inputs_for(model, batch.inputs))
     if batch.full and family.packs:

@@ -15,7 +15,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from compress import distributed
-from compress.engine.threads import training_spins, wait_for_work
+from compress.runs.threads import training_spins, wait_for_work
 from serve.errors import BadInput, InternalError, StillroomError, is_panic
 from serve.files import no_room
 from serve.standard_streams import drop_unwritten, reader_gone

@@ -56,7 +56,7 @@ def distill(settings: Distillation) -> Document:
     """Distil a student from a teacher on plain text.
 
     No labels are needed. docs/reference/methods.md describes the methods."""
-    from compress.engine.distill import distill_result, distill_student
+    from compress.runs.distill import distill_result, distill_student
     from stillroom.console import show
 
     return distill_result(distill_student(settings, show))
@@ -73,7 +73,7 @@ def show_distilled(document: Document) -> None:
 
 def finetune(settings: FineTuning) -> Document:
     """Fine-tune a model on a task's labels, and on a teacher's soft labels if given."""
-    from compress.engine.finetune import fine_tune, finetune_result
+    from compress.runs.finetune import fine_tune, finetune_result
     from stillroom.console import show
 
     return finetune_result(fine_tune(settings, show))
@@ -81,8 +81,8 @@ def finetune(settings: FineTuning) -> Document:
 
 def show_finetuned(document: Document) -> None:
     """Prints the model's score on validation and its folder, and the next command."""
-    from compress.engine.finetune import result_line
     from compress.evaluation.generated import METRIC
+    from compress.runs.finetune import result_line
 
     result(result_line(document))
     result(f"Model   {document['checkpoint']}")

@@ -14,12 +14,6 @@ from compress.data.out_of_scope import refuse_in_scope, set_apart
 from compress.data.splits import read_splits
 from compress.data.subset import subset
 from compress.data.texts import read_texts
-from compress.engine.data_checks import labels_for, warnings_of
-from compress.engine.further_texts import FurtherTexts, read_further
-from compress.engine.label_checks import outside_warning
-from compress.engine.lineage import LINEAGE, base_model_of, read_lineage
-from compress.engine.resumable_stages import Workdir
-from compress.engine.task_inputs import usable_length
 from compress.evaluation.metrics import metric_name
 from compress.input_errors import Faults
 from compress.models.pretrained import (
@@ -32,6 +26,12 @@ from compress.models.pretrained import (
     with_markers,
 )
 from compress.models.sentence_pooling import SentencePooling, max_tokens_in, pooling_in, write_pooling
+from compress.runs.data_checks import labels_for, warnings_of
+from compress.runs.further_texts import FurtherTexts, read_further
+from compress.runs.label_checks import outside_warning
+from compress.runs.lineage import LINEAGE, base_model_of, read_lineage
+from compress.runs.open_task import usable_length
+from compress.runs.resumable_stages import Workdir
 from compress.settings import VECTORS
 from export.graph.vocabulary_trimming import Trimmed, trim_vocabulary
 from export.packing.builder import ModelReport, scores_on_test

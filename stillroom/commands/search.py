@@ -6,9 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compress.engine.hardware import same_bits
-from compress.engine.resumable_stages import Workdir
-from compress.engine.task_inputs import TaskInputs, open_task
+from compress.runs.hardware import same_bits
+from compress.runs.open_task import open_task
+from compress.runs.resumable_stages import Workdir
+from compress.runs.task_inputs import TaskInputs
 from compress.settings import WHERE_DATA_IS, TaskSettings
 from latency.measure.machine import machine_facts
 from serve.bundle.manifest import canonical_json

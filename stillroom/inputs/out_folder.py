@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 
-from compress.engine.resumable_stages import check_writable
+from compress.runs.resumable_stages import check_writable
 from serve.errors import BadInput
 
 

@@ -11,10 +11,11 @@ from typing import Any, cast
 from compress.data.columns import columns_of
 from compress.data.examples import check_task
 from compress.data.texts import read_texts
-from compress.engine.further_texts import FurtherTexts, read_further
-from compress.engine.resumable_stages import Workdir, check_writable
-from compress.engine.task_inputs import TaskInputs, open_task
 from compress.models.pretrained import open_model
+from compress.runs.further_texts import FurtherTexts, read_further
+from compress.runs.open_task import open_task
+from compress.runs.resumable_stages import Workdir, check_writable
+from compress.runs.task_inputs import TaskInputs
 from export.graph.vocabulary_trimming import always_kept, check_padding, trimming_to
 from export.packing.variants import Split, check_promises
 from export.packing.writer import refuse_foreign

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from compress.engine.task_inputs import TaskInputs
+from compress.runs.task_inputs import TaskInputs
 from serve.errors import BadInput
 
 USUAL_SHARE = 95  # percent of the texts of validation that the usual length holds

@@ -18,9 +18,9 @@ import numpy as np
 import onnxruntime as ort
 
 from compress.data.examples import Task
-from compress.engine.fingerprints import trained_with
 from compress.models.pretrained import Opened
 from compress.models.shapes import Shape
+from compress.runs.stages import trained_with
 from latency.analysis.latency_model import OPERATORS, Errors, LatencyModel, Timed, fit
 from latency.candidates.candidate import Candidate
 from latency.measure.interleave import Patience, at_work, measure

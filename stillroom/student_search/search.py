@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from compress.data.examples import check_task
-from compress.engine import task_stages
-from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
-from compress.engine.resumable_stages import Workdir
-from compress.engine.soft_labels import make_soft_labels
-from compress.engine.task_inputs import TaskInputs
 from compress.models.shapes import STUDENTS, Shape
+from compress.runs import choice, task_stages
+from compress.runs.resumable_stages import Workdir
+from compress.runs.soft_labels import make_soft_labels
+from compress.runs.stages import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
+from compress.runs.task_inputs import TaskInputs
 from latency.analysis.pareto import Point, pareto_front
 from latency.measure.machine import MachineFacts
 from serve.bundle.cpu_quota import available_cores
@@ -221,7 +221,7 @@ def _document(
         "tokens": limits.tokens,
         "threads": inputs.settings.threads,
         "metric": inputs.metric,
-        "teacher": {"name": inputs.opened.public_name, "validation": task_stages.teacher_score(inputs, teacher)},
+        "teacher": {"name": inputs.opened.public_name, "validation": choice.teacher_score(inputs, teacher)},
         "considered": len(space.shapes()),
         "fitting": len(fitting),
         "trial_steps": limits.trial_steps,

@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 
 from compress.data.examples import check_task
-from compress.engine import task_stages
-from compress.engine.fingerprints import fingerprint
-from compress.engine.resumable_stages import Workdir
-from compress.engine.soft_labels import read_soft_labels
-from compress.engine.task_inputs import TaskInputs
 from compress.evaluation.metrics import Score, counts, gold_of, mean_score
 from compress.evaluation.predictions import predictions, row_logits
 from compress.models.shapes import STUDENTS, Shape
 from compress.progress import message
+from compress.runs import task_stages
+from compress.runs.resumable_stages import Workdir
+from compress.runs.soft_labels import read_soft_labels
+from compress.runs.stages import fingerprint
+from compress.runs.task_inputs import TaskInputs
 from serve.bundle.manifest import canonical_json
 from serve.files import replacing_folder
 from stillroom.settings.search import Sampler

@@ -8,10 +8,11 @@ from encoders import VOCABULARY, encoder
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from compress.data.corpus import tokenised
-from compress.engine.soft_labels import make_soft_labels
-from compress.engine.task_inputs import TaskInputs, open_task
 from compress.models.activations import Part
 from compress.models.families import FAMILIES
+from compress.runs.open_task import open_task
+from compress.runs.soft_labels import make_soft_labels
+from compress.runs.task_inputs import TaskInputs
 from compress.settings import TaskSettings
 from compress.training import teacher_cache as caches
 

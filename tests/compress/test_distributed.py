@@ -38,7 +38,7 @@ def losses_and_gradients(stage: Any, batches: list[Batch]) -> tuple[dict[str, fl
     return found, [parameter.grad for parameter in both.parameters() if parameter.grad is not None]
 
 
-# One compares the texts of a batch with each other, and is refused in parts (`compress.engine.method_chain.check_whole_batches`).
+# One compares the texts of a batch with each other, and is refused in parts (`compress.runs.method_chain.check_whole_batches`).
 IN_PARTS = [(name, number) for name, number in EVERY_STAGE if stages_of(name, SIZES)[number].objective.pooling is None]
 
 

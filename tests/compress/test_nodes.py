@@ -12,10 +12,10 @@ from joined import run_two
 
 from compress import distributed, peers
 from compress.distributed import Share, shares
-from compress.engine import task_stages
-from compress.engine.resumable_stages import Workdir
-from compress.engine.soft_labels import make_soft_labels
 from compress.progress import Event
+from compress.runs import task_stages
+from compress.runs.resumable_stages import Workdir
+from compress.runs.soft_labels import make_soft_labels
 from serve.errors import BadInput
 
 

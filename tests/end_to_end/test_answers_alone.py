@@ -9,7 +9,7 @@ from small_task import examples, make_teacher, write_rows
 import stillroom as face
 from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput
-from stillroom.commands.run.stage_fingerprints import fingerprints
+from stillroom.commands.run.stages import Run
 from stillroom.inputs.preflight import prepare
 from stillroom.inputs.recipe import resolve
 
@@ -82,8 +82,8 @@ def test_a_run_by_answers_takes_up_no_stage_of_a_run_by_a_model(
         "out": str(tmp_path / "out"),
         "method": "soft-labels",
     }
-    by_model = fingerprints(prepare(resolve({}, same | {"teacher": str(body)})))
-    by_answers = fingerprints(prepare(resolve({}, same | {"teacher_labels": [str(answers)], "start": str(body)})))
+    by_model = Run(prepare(resolve({}, same | {"teacher": str(body)}))).fingerprints
+    by_answers = Run(prepare(resolve({}, same | {"teacher_labels": [str(answers)], "start": str(body)}))).fingerprints
     assert not {name for name in by_model if name != "plan" and by_model[name] == by_answers[name]}
 
 

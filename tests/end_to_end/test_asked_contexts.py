@@ -13,10 +13,10 @@ import compress
 import stillroom as face
 from compress.data.encoded import encode
 from compress.data.labelled_files import read_examples
-from compress.engine.task_inputs import open_task
-from compress.engine.understood import understood, understood_lines
 from compress.evaluation.predictions import predictions, row_logits
 from compress.models.pretrained import load, open_model, open_tokenizer
+from compress.runs.open_task import open_task
+from compress.runs.understood import understood, understood_lines
 from compress.settings import TaskSettings
 from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput

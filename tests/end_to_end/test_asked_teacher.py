@@ -14,7 +14,8 @@ from compress.labelling import by_model
 from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput
 from stillroom.commands.run.pipeline import plan_of
-from stillroom.commands.run.stage_fingerprints import ANSWERS, fingerprints
+from stillroom.commands.run.stages import Run
+from stillroom.commands.run.teacher_stages import ANSWERS
 from stillroom.inputs.preflight import prepare
 from stillroom.inputs.recipe import resolve
 
@@ -226,7 +227,7 @@ def test_generated_texts_decide_whether_answers_of_before_are_taken(
 
     def of(start: Path, augment: int) -> str:
         settings = given | {"start": str(start), "augment": augment}
-        return fingerprints(prepare(resolve({}, settings)))[ANSWERS]
+        return Run(prepare(resolve({}, settings))).fingerprints[ANSWERS]
 
     assert of(body, 0) == of(shallow_teacher, 0)
     assert of(body, 1) != of(body, 0)

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_run import stillroom
 
-from compress.engine.method_runner import run_method
-from compress.engine.resumable_stages import Workdir
 from compress.models.families import FAMILIES, layers_of
 from compress.models.pretrained import load_encoder, open_model
+from compress.runs.method_stages import run_method
+from compress.runs.resumable_stages import Workdir
 from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput, GateMissed
 from stillroom.commands.compare import training

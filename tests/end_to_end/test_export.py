@@ -16,7 +16,7 @@ from repository import ROOT
 from small_task import examples, write_rows
 
 import stillroom as face
-from compress.engine.resumable_stages import Workdir
+from compress.runs.resumable_stages import Workdir
 from export.precision.int8 import NO_SATURATION
 from serve.bundle.cpu import HIDDEN_VARIABLE, cpu_features, suits
 from serve.bundle.cpu_quota import read_cores, why

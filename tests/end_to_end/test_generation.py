@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from small_task import CITIES, ITEMS, make_teacher, write_rows, write_splits
 
 import stillroom
-from compress.engine.lineage import read_lineage
 from compress.models.generator import Generator
+from compress.runs.lineage import read_lineage
 from serve.errors import BadInput
 from stillroom.cli.main import app
 

@@ -11,10 +11,12 @@ from starlette.testclient import TestClient
 from test_run import stillroom
 
 import stillroom as face
+from compress.data.batches import TaskText
 from compress.data.encoded import encode
 from compress.data.splits import read_splits
+from compress.methods.catalogue import LABELS
 from compress.models.pretrained import load, open_model, save_tokenizer
-from compress.training.task_training import TaskTraining, train_on_task
+from compress.training.stage import StageSettings, train_on_task, validating
 from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput
 from serve.http.app import create_app
@@ -72,8 +74,15 @@ def list_checkpoint(tmp_path_factory: pytest.TempPathFactory, shallow_teacher: P
     train, validation = (
         encode(rows, tokenizer, TASK, labels, multi_label=True) for rows in (splits.train, splits.validation)
     )
-    settings = TaskTraining(300, 2e-3, batch=8)
-    train_on_task(model, train, validation, splits.validation, settings, folder=folder.with_name("training"))
+    train_on_task(
+        LABELS,
+        model,
+        TaskText(train, 8, 0, validation.ids),
+        train,
+        StageSettings(300, learning_rate=2e-3),
+        folder=folder.with_name("training"),
+        validation=validating(model, validation, splits.validation, -(-len(train) // 8)),
+    )
     model.config.architectures = [type(model).__name__]
     model.save_pretrained(folder)
     return folder

@@ -2,7 +2,8 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,13 +16,13 @@ import stillroom as face
 from compress.data.encoded import encode
 from compress.data.labelled_files import read_examples
 from compress.data.row_faults import BadRows
-from compress.engine.soft_labels import fold_of
-from compress.engine.task_inputs import open_task
-from compress.engine.understood import understood, understood_lines
 from compress.evaluation.numbers import check_unit
 from compress.evaluation.predictions import predictions, row_logits
 from compress.models import number_head
 from compress.models.pretrained import head_for, load, open_model
+from compress.runs.open_task import open_task
+from compress.runs.soft_labels import fold_of
+from compress.runs.understood import understood, understood_lines
 from compress.settings import TaskSettings
 from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput
@@ -137,7 +138,8 @@ def test_a_head_gives_standard_numbers_in_training_and_the_datas_before_and_afte
     model = load(open_model(str(checkpoint)), TASK, ("score",)).eval()
     ids = torch.tensor([[2, 9, 11, 3]])
     new = model(ids).logits.detach()
-    number_head.into_data(model, unit)
+    numbers = np.array([unit.mean - unit.deviation, unit.mean + unit.deviation])
+    number_head.start_head(model, cast(Any, SimpleNamespace(task=TASK, targets=[numbers])))
     torch.testing.assert_close(
         model(ids).logits, unit.mean + unit.deviation * new, rtol=1e-6, atol=1e-6 * unit.deviation
     )

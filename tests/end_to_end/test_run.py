@@ -16,9 +16,9 @@ import pytest
 from interruptions import interrupted_at
 from processes import started
 
-from compress.engine import soft_labels
-from compress.engine.resumable_stages import TRAINING
 from compress.evaluation.predictions import shared_row_logits
+from compress.runs import soft_labels
+from compress.runs.resumable_stages import TRAINING
 from compress.training.loop import CHECKPOINT
 from serve.bundle.manifest import open_bundle, sha256_file
 from stillroom import Pipeline

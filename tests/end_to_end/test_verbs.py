@@ -12,8 +12,8 @@ from test_run import stillroom
 
 import compress.training.teacher_cache
 import stillroom as face
-from compress.engine import method_runner, task_stages
 from compress.methods.catalogue import METHODS, Sizes
+from compress.runs import method_trainings, task_stages
 from serve.bundle.cpu import HIDDEN_VARIABLE
 from serve.errors import BadInput
 
@@ -78,14 +78,14 @@ def test_every_method_that_needs_no_task_makes_a_student_and_goes_on_where_it_wa
 
     settings = {"student": "layers=2,hidden=32,heads=4,ffn=32", "method": method, "batch": 50}
     whole = face.distill(str(tiny_teacher), [corpus], tmp_path / "whole", **settings)
-    saved = method_runner._save
+    saved = method_trainings.save
 
     def dies(model: Any, folder: Path, given: Any, details: dict[str, Any]) -> None:
         if details["role"] == "student":
             raise KeyboardInterrupt
         saved(model, folder, given, details)
 
-    monkeypatch.setattr(method_runner, "_save", dies)
+    monkeypatch.setattr(method_trainings, "save", dies)
     with pytest.raises(KeyboardInterrupt):
         face.distill(str(tiny_teacher), [corpus], tmp_path / "broken", **settings)
     monkeypatch.undo()
@@ -196,7 +196,7 @@ def test_an_assistant_stands_between_teacher_and_student(
     settings: dict[str, Any] = {"student": student, "method": "minilm", "batch": 50, "epochs": 2}
     direct = face.distill(str(tiny_teacher), [corpus], tmp_path / "direct", **settings)
     taught: list[tuple[int, int]] = []
-    train_stage = method_runner.train_stage
+    train_stage = method_trainings.train_stage
 
     def seen(stage: Any, teacher: Any, trained: Any, *others: Any, **more: Any) -> Any:
         taught.append((teacher.config.num_hidden_layers, trained.config.num_hidden_layers))
@@ -204,12 +204,12 @@ def test_an_assistant_stands_between_teacher_and_student(
             raise KeyboardInterrupt
         return train_stage(stage, teacher, trained, *others, **more)
 
-    monkeypatch.setattr(method_runner, "train_stage", seen)
+    monkeypatch.setattr(method_trainings, "train_stage", seen)
     assisted = {**settings, "assistants": ("auto",)}
     with pytest.raises(KeyboardInterrupt):
         face.distill(str(tiny_teacher), [corpus], tmp_path / "assisted", **assisted)
     monkeypatch.setattr(
-        method_runner, "train_stage", lambda *given, **more: taught.append((0, 0)) or train_stage(*given, **more)
+        method_trainings, "train_stage", lambda *given, **more: taught.append((0, 0)) or train_stage(*given, **more)
     )
     made = face.distill(str(tiny_teacher), [corpus], tmp_path / "assisted", **assisted)
     assert taught == [(4, 4), (4, 2), (0, 0)]  # the assistant is as deep as the teacher, and is not made again

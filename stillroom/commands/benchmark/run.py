@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compress.engine.hardware import on_this_machine
-from compress.engine.resumable_stages import Workdir
 from compress.input_errors import Faults
 from compress.models.pretrained import Opened, open_model
+from compress.runs.hardware import on_this_machine
+from compress.runs.resumable_stages import Workdir
 from compress.settings import TaskSettings
 from latency.measure.machine import machine_facts
 from serve.bundle.manifest import canonical_json

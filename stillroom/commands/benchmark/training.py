@@ -13,15 +13,15 @@ import numpy as np
 from compress.data.encoded import Encoded, encode
 from compress.data.examples import Example
 from compress.data.labelled_files import read_examples
-from compress.engine.finetune import fine_tune
-from compress.engine.fingerprints import fingerprint, folder_fingerprint, trained_with
-from compress.engine.hardware import device_here
-from compress.engine.resumable_stages import Workdir
 from compress.evaluation.metrics import Prediction, gold_of
 from compress.evaluation.predictions import predictions, row_logits
 from compress.evaluation.questions import Acceptable, best_answer_from, said_of
 from compress.models.pretrained import Opened, load, open_model
 from compress.progress import Event
+from compress.runs.finetune import fine_tune
+from compress.runs.hardware import device_here
+from compress.runs.resumable_stages import Workdir
+from compress.runs.stages import fingerprint, folder_fingerprint, trained_with
 from compress.settings import FineTuning
 from serve.bundle.manifest import canonical_json, sha256_file
 from serve.errors import BadInput

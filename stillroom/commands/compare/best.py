@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from compress.engine.fingerprints import fingerprint
+from compress.runs.stages import fingerprint
 from compress.settings import WHERE_DATA_IS
 from export.packing.builder import DOCUMENTED
 from export.settings import VariantSettings

@@ -3,10 +3,10 @@
 from functools import partial
 from typing import NamedTuple
 
-from compress.engine.method_chain import USED_BY, Chain, check_whole_batches, method_chain, teacher_pooling
-from compress.engine.task_inputs import TaskInputs, refuse_classes
 from compress.input_errors import Faults
 from compress.models.initialise import layers_fit
+from compress.runs.method_chain import USED_BY, Chain, check_whole_batches, method_chain, teacher_pooling
+from compress.runs.task_inputs import TaskInputs, refuse_classes
 from serve.errors import BadInput
 from stillroom.settings.compare import Comparison
 

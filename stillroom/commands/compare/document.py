@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from compress.data.examples import check_task
-from compress.engine import task_stages
-from compress.engine.fingerprints import trained_with
-from compress.engine.resumable_stages import Workdir
-from compress.engine.task_inputs import TaskInputs
 from compress.evaluation.metrics import Score, gold_of, mean_score, score
 from compress.evaluation.predictions import predictions, row_logits
+from compress.runs import task_stages
+from compress.runs.resumable_stages import Workdir
+from compress.runs.stages import trained_with
+from compress.runs.task_inputs import TaskInputs
 from stillroom.commands.compare.choices import CONTROL
 from stillroom.commands.compare.rows import Row
 from stillroom.commands.compare.training import ROW, STUDENT

@@ -5,12 +5,14 @@ from functools import partial
 from pathlib import Path
 
 from compress.data.corpus import tokenised
-from compress.engine.fingerprints import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
-from compress.engine.method_chain import check_method_name
-from compress.engine.method_runner import MethodInputs
-from compress.engine.task_inputs import TaskInputs, open_task, unseen
 from compress.models.packed_inputs import row_tokens_for
+from compress.runs.method_chain import check_method_name
+from compress.runs.method_trainings import MethodInputs
+from compress.runs.open_task import open_task
+from compress.runs.stages import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
+from compress.runs.task_inputs import TaskInputs, unseen
 from compress.settings import WHERE_DATA_IS, TaskSettings
+from compress.training.stage import StageSettings
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
 from stillroom.commands.compare.choices import check_choices
@@ -97,9 +99,7 @@ def method_inputs_of(given: Comparison, inputs: TaskInputs, *, seed: int) -> Met
         pieces,
         {},
         given.batch,
-        seed,
-        inputs.settings.precision,
-        inputs.settings.device,
+        StageSettings(0, seed, inputs.settings.precision, device=inputs.settings.device),
         row_tokens=row_tokens_for(longest, inputs.opened.config),
         notify=show,
     )

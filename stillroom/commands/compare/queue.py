@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 
-from compress.engine.resumable_stages import Workdir
+from compress.runs.resumable_stages import Workdir
 from serve.errors import BadInput
 from stillroom.commands.compare.rows import Row
 from stillroom.commands.compare.training import make_row, rate_taken

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import NamedTuple
 
-from compress.engine.fingerprints import fingerprint
-from compress.engine.method_runner import Link
-from compress.engine.task_inputs import TaskInputs
 from compress.methods.catalogue import LABELS
+from compress.runs.method_chain import Link
+from compress.runs.stages import fingerprint
+from compress.runs.task_inputs import TaskInputs
 from stillroom.commands.compare.choices import CONTROLS, OF_ONE_START, Choice, chain_with, choices_of
 from stillroom.settings.compare import Comparison
 

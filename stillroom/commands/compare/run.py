@@ -5,12 +5,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compress.engine import task_stages
-from compress.engine.hardware import same_bits
-from compress.engine.lineage import read_lineage
-from compress.engine.method_runner import asks_words, fit_head
-from compress.engine.resumable_stages import Workdir
-from compress.engine.task_inputs import TaskInputs
+from compress.runs import task_stages
+from compress.runs.hardware import same_bits
+from compress.runs.lineage import read_lineage
+from compress.runs.method_chain import asks_words
+from compress.runs.method_trainings import fit_head
+from compress.runs.resumable_stages import Workdir
+from compress.runs.task_inputs import TaskInputs
 from export.packing.writer import refuse_foreign
 from serve.bundle.manifest import canonical_json
 from serve.errors import GateMissed
@@ -89,8 +90,9 @@ def _queue(given: Comparison, inputs_of: dict[str, TaskInputs], work: Workdir) -
         work.stage("teacher-source", of_source, partial(_make_teacher, inputs=source))
     asking = {head_name(row): row for row in rows if any(asks_words(link.stages) for link in links[row])}
     for name, row in asking.items():
-        plain, tokens = method_inputs_of(given, inputs, seed=0), row.choice.distill_tokens or 0
-        work.stage(name, f"{of_text}-{tokens}", partial(fit_head, given=plain, tokens=tokens))
+        tokens = row.choice.distill_tokens or 0
+        plain = dataclasses.replace(method_inputs_of(given, inputs, seed=0), tokens=float(tokens))
+        work.stage(name, f"{of_text}-{tokens}", partial(fit_head, given=plain))
 
     def fingerprint_of(row: Row, rates: tuple[float, ...]) -> str:
         text = of_text if row.choice.distill_tokens else ""

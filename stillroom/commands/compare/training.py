@@ -16,14 +16,18 @@ import numpy as np
 
 from compress.data.encoded import Encoded
 from compress.data.examples import Example, Task, check_task
-from compress.engine.hardware import same_bits
-from compress.engine.lineage import read_lineage
-from compress.engine.method_runner import RANDOM, Labelled, Link, MethodInputs, asks_words, run_method
-from compress.engine.resumable_stages import STATE, Workdir
-from compress.engine.task_inputs import TaskInputs, open_task
 from compress.evaluation.metrics import counts, gold_of, mean_score
 from compress.evaluation.predictions import predictions, row_logits
+from compress.models.initialise import RANDOM
 from compress.models.pretrained import load, open_model
+from compress.runs.hardware import same_bits
+from compress.runs.lineage import read_lineage
+from compress.runs.method_chain import Link, asks_words
+from compress.runs.method_stages import run_method
+from compress.runs.method_trainings import Labelled, MethodInputs
+from compress.runs.open_task import open_task
+from compress.runs.resumable_stages import STATE, Workdir
+from compress.runs.task_inputs import TaskInputs
 from compress.training.loop import Diverged
 from serve.bundle.manifest import canonical_json
 from serve.files import replacing
@@ -73,11 +77,13 @@ def _train_row(folder: Path, given: Comparison, inputs: TaskInputs, row: Row, ra
     started = time.monotonic()
     links = links_of(given, inputs, row)
     taught = _method_inputs(given, inputs, row, links)
+    # The fitted head is only for students that learn from the teacher's answers on masked words.
+    head = Path(given.out) / "work" / head_name(row) if asks_words(links[0].stages) else None
     inner = Workdir(folder / STAGES)
     tried, diverged = [], list[float]()
     for rate in rates:
         try:
-            stages = run_method(inner, "row", at_rate(links, rate), taught)
+            stages = run_method(inner, "row", at_rate(links, rate), taught, head)
         except Diverged:
             if len(diverged) + 1 == len(rates):
                 raise
@@ -125,8 +131,6 @@ def _method_inputs(given: Comparison, inputs: TaskInputs, row: Row, links: Seque
     return replace(
         method_inputs_of(given, inputs, seed=row.seed),
         labelled=labelled,
-        # The fitted head is only for students that learn from the teacher's answers on masked words.
-        words=root / head_name(row) if asks_words(links[0].stages) else None,
         start=RANDOM if row.method == NEW_LAYERS else row.choice.start or "spread",
     )
 

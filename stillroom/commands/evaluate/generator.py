@@ -38,10 +38,10 @@ def generation_document(model: str, given: Evaluation) -> dict[str, Any]:
     """The document of a model that generates: ROUGE-L, with ROUGE-1, ROUGE-2 and BLEU in `scores`."""
     from compress.data.columns import columns_of
     from compress.data.text_pairs import read_pairs
-    from compress.engine.hardware import device_here
     from compress.evaluation.generated import METRIC, generation_scores
     from compress.input_errors import Faults
     from compress.models.generator import Generator
+    from compress.runs.hardware import device_here
 
     faults = Faults()
     faults.check(partial(refuse_variant, model, given))

@@ -173,9 +173,9 @@ def _of_bundle(model: str, data: Path, given: Evaluation) -> _Answered:
 def _of_checkpoint(model: str, data: Path, given: Evaluation) -> _Answered:
     from compress.data.encoded import encode
     from compress.data.examples import check_kind, check_task
-    from compress.engine.hardware import device_here
     from compress.evaluation.predictions import predictions, row_logits
     from compress.models.pretrained import HEADS, check_labels, head_fault, load, open_model, open_tokenizer
+    from compress.runs.hardware import device_here
     from serve.text.entity_markers import knows_markers
 
     refuse_variant(model, given)
@@ -205,8 +205,8 @@ def _of_checkpoint(model: str, data: Path, given: Evaluation) -> _Answered:
 
 def _warnings(examples: "Sequence[Example]", encoded: "Encoded", max_length: int, file: Path) -> list[str]:
     """What `run` says of such data."""
-    from compress.engine.label_checks import spelling_warnings
-    from compress.engine.text_checks import text_warnings
+    from compress.runs.label_checks import spelling_warnings
+    from compress.runs.text_checks import text_warnings
 
     return [*spelling_warnings(examples, encoded.task), *text_warnings(encoded, examples, max_length, file.name)]
 

@@ -99,9 +99,9 @@ def _encoding(
     """What gives texts their vectors by the bundle or encoder `model`, which the flag `role` names, and its variant."""
     if (Path(model) / MANIFEST).is_file():
         return _by_bundle(model, given, role)
-    from compress.engine.hardware import device_here
     from compress.models.pretrained import head_for
     from compress.models.sentence_encoder import on_device, open_encoder, sentence_vectors
+    from compress.runs.hardware import device_here
 
     refuse_variant(model, given)
     encoder = open_encoder(model, role=role, revision=given.revision)

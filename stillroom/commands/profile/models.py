@@ -270,7 +270,7 @@ def _exported(
     folder: Path, length: int, work: Path, calibration: Sequence[str], threads: int, say: Notify, *, int8: bool
 ) -> dict[str, Path]:
     """The checkpoint's fp32 graph and, with `int8`, the int8 graph, statically quantised as in a bundle, without gate or repair."""
-    from compress.engine.fingerprints import folder_fingerprint, texts_fingerprint
+    from compress.runs.stages import folder_fingerprint, texts_fingerprint
     from export.graph.exporter import export_graph
     from export.precision.calibration import with_long_texts
     from export.precision.int8 import quantise_static

@@ -63,7 +63,7 @@ def _fingerprint(model: Path) -> str:
         return sha256_file(model / MANIFEST)  # the manifest has the SHA-256 of every other file
     if model.is_file():
         return sha256_file(model)
-    from compress.engine.fingerprints import folder_fingerprint
+    from compress.runs.stages import folder_fingerprint
 
     return hashlib.sha256(folder_fingerprint(model).encode()).hexdigest()
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from stillroom.commands.run import export_and_scores
+from stillroom.commands.run.report import read_json
 from stillroom.console import result, table
 from stillroom.report.doubts import doubts
 from stillroom.report.latency_table import PAIRED
@@ -11,7 +11,7 @@ from stillroom.report.latency_table import PAIRED
 
 def show_result(out: Path) -> None:
     """Prints the tables that end a run."""
-    report = export_and_scores.read_json(out / "report.json")
+    report = read_json(out / "report.json")
     rows = []
     first = report["summary"][0]
     teacher = first["metric"] if first["name"] == "teacher" else 0

@@ -8,12 +8,12 @@ from pathlib import Path
 from compress import distributed
 from compress.data.examples import Example, check_task
 from compress.data.teacher_labels import read_teacher_labels
-from compress.engine.answered import with_answers
-from compress.engine.hardware import device_here
 from compress.labelling.by_model import ask_model
 from compress.labelling.journal import Journal
 from compress.models.answering import AnsweringModel, load_answering, on_device
 from compress.progress import advancing
+from compress.runs.answered import with_answers
+from compress.runs.hardware import device_here
 from stillroom.inputs.preflight import RunInputs
 
 ANSWERS_FILE = "answers.jsonl"

@@ -6,7 +6,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,9 +18,6 @@ from compress.data.batches import collate, rows_of, to_device
 from compress.data.corpus import CorpusText, masking_of
 from compress.data.examples import check_task
 from compress.data.packing import rows_a_step
-from compress.engine.hardware import device_here
-from compress.engine.method_runner import HEAD_SHARE, asks_words
-from compress.engine.task_stages import SOFT_WEIGHTS, trial_steps
 from compress.evaluation.predictions import row_logits
 from compress.losses.outputs import label_loss, total
 from compress.methods.catalogue import Stage
@@ -30,6 +27,10 @@ from compress.models.embedding_rows import rows_in_use
 from compress.models.initialise import student_of
 from compress.models.precision import computing, weights_in
 from compress.models.pretrained import has_vocabulary_head, load, load_encoder
+from compress.runs.hardware import device_here
+from compress.runs.method_chain import asks_words
+from compress.runs.method_trainings import HEAD_SHARE
+from compress.runs.stages import RunStage, seconds_of
 from compress.training.stage import step_losses
 from serve.errors import BadInput
 from stillroom.commands.run.teacher_answers import seconds_to_ask
@@ -38,11 +39,15 @@ from stillroom.inputs.recipe import Recipe
 
 TIMED_STEPS = 6
 # Export, parity and packing; start and warm-up of the timed models. Both hardly depend on the recipe. Measured on two cores.
-FIXED_SECONDS = 45.0 + 60.0
+EXPORT_SECONDS, STARTING_SECONDS = 45.0, 60.0
 # Least share of the time for training that students get, however long the teacher takes.
 STUDENTS_SHARE = 0.3
 # Least share of each training's steps.
 LEAST_SHARE = 0.1
+# What an estimate lists.
+TEACHER, SHARES, PLAIN_TEXT, UNDISTILLED, STUDENT, REST = LISTED = (
+    "teacher", "shares of soft labels", "plain text", "undistilled", "student", "the rest",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ class Plan:
     student_steps: int
     seconds: dict[str, float]
     memory_bytes: int = 0
-    understood: dict[str, Any] = field(default_factory=dict)  # see `compress.engine.understood`
+    understood: dict[str, Any] = field(default_factory=dict)  # see `compress.runs.understood`
     warnings: tuple[str, ...] = ()
     """Of trainings that were cut; in the document of a dry run also those about its inputs."""
 
@@ -64,41 +69,31 @@ class Plan:
         return sum(self.seconds.values()) / 60
 
 
-@dataclass(frozen=True)
-class Rates:
-    """Seconds of a step of the teacher and of the student, of a token of plain text, and of all that does not train."""
-
-    teacher: float  # of all teachers, if there are folds
-    student: float
-    distilled: float  # a step of the student on the task by the method, where that is another than `student`
-    token: float
-    fixed: float
-    shares: int = 0  # of the soft labels that are tried
-
-
 def full_plan(inputs: RunInputs) -> Plan:
     """The steps that the recipe asks for, not timed."""
     return Plan(inputs.teacher_steps, inputs.distill_tokens, inputs.student_steps, seconds={})
 
 
-def timed_plan(inputs: RunInputs) -> Plan:
+def timed_plan(inputs: RunInputs, stages: Sequence[RunStage]) -> Plan:
     """The recipe's steps with an estimate of seconds and memory, from a few steps of each training.
 
     Raises:
         BadInput: less than a tenth of the training fits into the recipe's `max_minutes`.
     """
-    plan = fitted(full_plan(inputs), timed_rates(inputs), inputs.recipe)
+    plan = fitted(full_plan(inputs), stages, timed_rates(inputs), inputs.recipe)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return dataclasses.replace(plan, memory_bytes=peak)
 
 
-def students_plan(plan: Plan, inputs: RunInputs, spent_s: float) -> Plan:
-    """`plan` with the students' steps fitted to the minutes that are left after `spent_s` seconds, from a few steps timed now."""
-    return refitted(plan, full_plan(inputs), timed_rates(inputs), inputs.recipe, spent_s)
+def students_plan(
+    plan: Plan, inputs: RunInputs, stages: Sequence[RunStage], left: Sequence[RunStage], spent_s: float
+) -> Plan:
+    """`plan` with the students' steps fitted to the minutes that remain after `spent_s` seconds, from a few steps timed now."""
+    return refitted(plan, full_plan(inputs), stages, left, timed_rates(inputs), inputs.recipe, spent_s)
 
 
-def fitted(plan: Plan, rates: Rates, recipe: Recipe) -> Plan:
-    """`plan` with its seconds at `rates`; with `max_minutes` shortened to them.
+def fitted(plan: Plan, stages: Sequence[RunStage], rates: Mapping[str, float], recipe: Recipe) -> Plan:
+    """`plan` with the seconds of `stages` at `rates`, see `timed_rates`; with `max_minutes` shortened to them.
 
     The teacher comes first, because no student learns more than its teacher knows: it keeps all of its steps as long as
     `STUDENTS_SHARE` of the time is left to the students, whose trainings share the rest alike.
@@ -106,13 +101,12 @@ def fitted(plan: Plan, rates: Rates, recipe: Recipe) -> Plan:
     Raises:
         BadInput: less than a tenth of the training fits.
     """
-    whole = _priced(plan, rates, recipe)
+    whole = _priced(plan, stages, rates)
     if not recipe.max_minutes or whole.minutes <= recipe.max_minutes:
         return whole
-    budget = 60 * recipe.max_minutes - rates.fixed
-    teacher = whole.seconds["teacher"]
-    students = _students_seconds(whole)
-    least = (rates.fixed + LEAST_SHARE * (teacher + students)) / 60
+    fixed, teacher, students = whole.seconds[REST], whole.seconds[TEACHER], _students_seconds(whole)
+    budget = 60 * recipe.max_minutes - fixed
+    least = (fixed + LEAST_SHARE * (teacher + students)) / 60
     if recipe.max_minutes < least:
         raise BadInput(
             f"--max-minutes is {recipe.max_minutes:g}; this recipe takes about {whole.minutes:.0f} minutes here, and {least:.1f} minutes "
@@ -120,45 +114,53 @@ def fitted(plan: Plan, rates: Rates, recipe: Recipe) -> Plan:
         )
     of_students = min(1.0, max(budget - teacher, STUDENTS_SHARE * budget) / students)
     of_teacher = min(1.0, (budget - of_students * students) / teacher) if teacher else 1.0
-    short = _priced(plan, rates, recipe, of_teacher, of_students)
+    short = _priced(plan, stages, rates, of_teacher, of_students)
     return dataclasses.replace(short, warnings=tuple(_short(whole, short, recipe)))
 
 
-def refitted(plan: Plan, full: Plan, rates: Rates, recipe: Recipe, spent_s: float) -> Plan:
+def refitted(
+    plan: Plan,
+    full: Plan,
+    stages: Sequence[RunStage],
+    left: Sequence[RunStage],
+    rates: Mapping[str, float],
+    recipe: Recipe,
+    spent_s: float,
+) -> Plan:
     """`plan` with the students' steps that fit what `max_minutes` leaves now that the teacher is trained, at `rates` as they are now.
 
     The teacher may have ended before its last step, or the machine be busier or less busy than at the first timing. `full` is the plan
-    without a limit, `spent_s` the seconds that are used up. Students get a tenth of their steps however little time is left.
+    without a limit, `left` the stages that are to come, `spent_s` the seconds that are used up. Students get a tenth of their steps
+    however little time is left.
     """
-    whole = _priced(full, rates, recipe)
-    of_folds = plan.teacher_steps * rates.teacher * recipe.folds / (1 + recipe.folds)
-    left_s = 60 * recipe.max_minutes - spent_s - rates.fixed - of_folds
+    whole = _priced(full, stages, rates)
+    of_folds = seconds_of(left, plan, rates).get(TEACHER, 0.0)
+    left_s = 60 * recipe.max_minutes - spent_s - whole.seconds[REST] - of_folds
     of_students = min(1.0, max(LEAST_SHARE, left_s / _students_seconds(whole)))
-    short = dataclasses.replace(_priced(full, rates, recipe, 1.0, of_students), teacher_steps=plan.teacher_steps)
+    short = dataclasses.replace(_priced(full, stages, rates, 1.0, of_students), teacher_steps=plan.teacher_steps)
     return dataclasses.replace(short, warnings=tuple(_short(whole, short, recipe)))
 
 
-def _priced(plan: Plan, rates: Rates, recipe: Recipe, of_teacher: float = 1.0, of_students: float = 1.0) -> Plan:
+def _priced(
+    plan: Plan,
+    stages: Sequence[RunStage],
+    rates: Mapping[str, float],
+    of_teacher: float = 1.0,
+    of_students: float = 1.0,
+) -> Plan:
     """`plan` with these shares of its steps, and the seconds that they take."""
-    teacher = max(1, round(plan.teacher_steps * of_teacher)) if plan.teacher_steps else 0
-    student = max(1, round(plan.student_steps * of_students))
-    tokens = plan.distill_tokens * of_students
-    soft = rates.shares * trial_steps(student)
-    of_labels = recipe.method.partition("@")[0] == "labels"
-    seconds = {
-        "teacher": teacher * rates.teacher,
-        "shares of soft labels": soft * rates.student,
-        "plain text": tokens * rates.token,
-        "undistilled": student * rates.student if recipe.undistilled or of_labels else 0.0,
-        "student": 0.0 if of_labels else student * rates.distilled,
-        "the rest": rates.fixed,
-    }
-    return Plan(teacher, tokens, student, seconds=seconds)
+    cut = Plan(
+        max(1, round(plan.teacher_steps * of_teacher)) if plan.teacher_steps else 0,
+        plan.distill_tokens * of_students,
+        max(1, round(plan.student_steps * of_students)),
+        seconds={},
+    )
+    return dataclasses.replace(cut, seconds=dict.fromkeys(LISTED, 0.0) | seconds_of(stages, cut, rates))
 
 
 def _students_seconds(plan: Plan) -> float:
     """Seconds of what is neither the teacher's training nor fixed."""
-    return sum(seconds for of, seconds in plan.seconds.items() if of not in ("teacher", "the rest"))
+    return sum(seconds for of, seconds in plan.seconds.items() if of not in (TEACHER, REST))
 
 
 def _short(whole: Plan, short: Plan, recipe: Recipe) -> list[str]:
@@ -177,30 +179,29 @@ def _short(whole: Plan, short: Plan, recipe: Recipe) -> list[str]:
     return found
 
 
-def timed_rates(inputs: RunInputs) -> Rates:
-    """Seconds of a step of each training, and of everything else, from a few steps of each."""
+def timed_rates(inputs: RunInputs) -> dict[str, float]:
+    """The seconds of each unit in which stages state their costs, from a few steps of each training.
+
+    Units are a `teacher step`, a `student step`, a `taught step` of a student whose teacher is asked meanwhile, a `token` of plain text,
+    a `text` that the teacher reads, `all answers` of a teacher that can only be asked, and a `second`.
+    """
     recipe = inputs.recipe
     torch.manual_seed(recipe.seed)
     teacher = load(inputs.opened, check_task(recipe.task), None if inputs.teacher_has_head else inputs.labels)
     student, _ = student_of(teacher, inputs.opened.family, inputs.shape, seed=recipe.seed)
     of_student, of_teacher = _task_step(student, inputs), _task_step(teacher, inputs)
-    # Stages on the task ask the teacher as they train: its forward pass, a third of a step.
-    asks = inputs.chain.ends_on_task and not inputs.begins_on_labels
     started = time.perf_counter()
     row_logits(teacher, inputs.validation)
-    each = (time.perf_counter() - started) / len(inputs.validation)
-    looks = sum(n // inputs.validate_every(n) for n in (inputs.teacher_steps, *2 * [inputs.student_steps]) if n)
-    asked = inputs.asks_soft_labels and not inputs.gives_answers_alone
-    soft = len(inputs.train) + len(inputs.in_domain or ()) if asked else 0
-    texts = soft + 4 * len(inputs.test) + (5 + looks) * len(inputs.validation)
-    return Rates(
-        of_teacher * (1 + recipe.folds),
-        of_student,
-        of_student + of_teacher / 3 if asks else of_student,
-        _second_a_token(inputs) if inputs.distill_tokens else 0.0,
-        FIXED_SECONDS + recipe.latency_seconds + each * texts + seconds_to_ask(inputs),
-        len(SOFT_WEIGHTS) if inputs.asks_soft_labels and recipe.soft_weight is None else 0,
-    )
+    a_text = (time.perf_counter() - started) / len(inputs.validation)
+    return {
+        "teacher step": of_teacher,
+        "student step": of_student,
+        "taught step": of_student + of_teacher / 3,  # its forward pass is a third of a step
+        "token": _second_a_token(inputs) if inputs.distill_tokens else 0.0,
+        "text": a_text,
+        "all answers": seconds_to_ask(inputs),
+        "second": 1.0,
+    }
 
 
 def _task_step(model: Any, inputs: RunInputs) -> float:

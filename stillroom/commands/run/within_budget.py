@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from compress import distributed
-from compress.engine.resumable_stages import Workdir
+from compress.runs.resumable_stages import Workdir
 from compress.settings import AUTO
 from latency.measure.machine import MachineFacts
 from latency.measure.result_document import ProfileDocument
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput, GateMissed
 from serve.files import replacing
-from stillroom.commands.run.export_and_scores import INT8
+from stillroom.commands.run.report import INT8
 from stillroom.inputs.preflight import RunInputs
 from stillroom.inputs.recipe import Recipe, read_recipe
 from stillroom.inputs.timed_tokens import timed_tokens

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from compress.engine import task_stages
-from compress.engine.fingerprints import trained_with
-from compress.engine.resumable_stages import Workdir
-from compress.engine.task_inputs import TaskInputs
 from compress.evaluation.metrics import mean_over_tasks, mean_score, metric_of
+from compress.runs import choice
+from compress.runs.resumable_stages import Workdir
+from compress.runs.stages import trained_with
+from compress.runs.task_inputs import TaskInputs
 from stillroom.commands.transfer.tasks import METHOD, Tasks
 from stillroom.commands.transfer.training import STUDENT, Cell
 from stillroom.settings.transfer import Transferring
@@ -32,7 +32,7 @@ def document_of(given: Transferring, tasks: Tasks, work: Workdir, found: Found, 
         "method": METHOD,
         "sources": [
             _task(name, inputs)
-            | {"left_out": tasks.left_out[name], "teacher_validation": task_stages.teacher_score(inputs, work.root / f"teacher-{name}")}
+            | {"left_out": tasks.left_out[name], "teacher_validation": choice.teacher_score(inputs, work.root / f"teacher-{name}")}
             for name, inputs in tasks.sources.items()
         ],
         "targets": [_task(name, inputs) for name, inputs in tasks.targets.items()],

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from compress.engine.hardware import same_bits
-from compress.engine.resumable_stages import Workdir
 from compress.evaluation.metrics import metric_of
+from compress.runs.hardware import same_bits
+from compress.runs.resumable_stages import Workdir
 from latency.measure.machine import machine_facts
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput

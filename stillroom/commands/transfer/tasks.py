@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from compress.data.examples import examples_fingerprint
-from compress.engine.fingerprints import fingerprint
-from compress.engine.method_chain import method_chain
-from compress.engine.resumable_stages import Workdir
-from compress.engine.task_inputs import TaskInputs, open_task, unseen
 from compress.input_errors import Faults
 from compress.methods.catalogue import Stage
 from compress.models.pretrained import open_model
 from compress.models.shapes import Shape, shape_of
+from compress.runs.method_chain import method_chain
+from compress.runs.open_task import open_task
+from compress.runs.resumable_stages import Workdir
+from compress.runs.stages import fingerprint
+from compress.runs.task_inputs import TaskInputs, unseen
 from compress.settings import TASKS, TaskSettings
 from serve.errors import BadInput
 from stillroom.console import show

@@ -9,13 +9,16 @@ import numpy as np
 
 from compress.data.batches import TaskText
 from compress.data.examples import check_task
-from compress.engine import task_stages
-from compress.engine.fingerprints import fingerprint, trained_with
-from compress.engine.method_runner import Labelled, Link, MethodInputs, run_method
-from compress.engine.resumable_stages import STATE, Workdir
-from compress.engine.task_inputs import TaskInputs
 from compress.evaluation.metrics import counts, gold_of
 from compress.evaluation.predictions import predictions, row_logits
+from compress.runs import task_stages
+from compress.runs.method_chain import Link
+from compress.runs.method_stages import run_method
+from compress.runs.method_trainings import Labelled, MethodInputs
+from compress.runs.resumable_stages import STATE, Workdir
+from compress.runs.stages import fingerprint, trained_with
+from compress.runs.task_inputs import TaskInputs
+from compress.training.stage import StageSettings
 from serve.files import replacing_folder
 from stillroom.commands.transfer.tasks import METHOD, Tasks
 from stillroom.settings.transfer import Transferring
@@ -85,7 +88,8 @@ class Trainings:
             settings, task = inputs.settings, check_task(inputs.settings.task)
             labelled = Labelled(task, inputs.train, inputs.validation, inputs.splits.validation, teacher)
             method = MethodInputs(
-                inputs.opened, inputs.tokenizer, (), {"source": labelled}, settings.batch, seed, settings.precision, settings.device,
+                inputs.opened, inputs.tokenizer, (), {"source": labelled}, settings.batch,
+                StageSettings(0, seed, settings.precision, device=settings.device),
                 lineage={"data": inputs.data_fingerprint, "method": METHOD}, notify=inputs.notify,
             )  # fmt: skip
             *_, last = run_method(Workdir(folder / STAGES), "source", [self._link(inputs, seed)], method)

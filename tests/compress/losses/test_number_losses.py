@@ -6,7 +6,9 @@ import torch
 
 from compress.data.batches import Batch, part_of
 from compress.distributed import Share
-from compress.losses.outputs import label_loss, mixed_loss, soft_number_loss
+from compress.losses.outputs import label_loss, soft_number_loss
+from compress.methods.catalogue import labels_and_soft_labels
+from compress.methods.objectives import output_losses
 
 GENERATOR = np.random.default_rng(0)
 SAID, RIGHT, TEACHER = (GENERATOR.normal(3, 2, 12) for _ in range(3))
@@ -40,8 +42,11 @@ def test_the_soft_loss_is_the_squared_distance_from_the_teacher_and_0_where_they
 
 @pytest.mark.parametrize("temperature", [1.0, 4.0])
 def test_labels_and_soft_labels_are_mixed_by_their_share_at_any_temperature(temperature: float) -> None:
-    terms = mixed_loss(
-        rows(SAID), torch.tensor(RIGHT, dtype=torch.float32), rows(TEACHER), temperature=temperature, soft_weight=0.3
+    terms = output_losses(
+        labels_and_soft_labels(0.3, temperature).objective.outputs,
+        rows(SAID),
+        rows(TEACHER),
+        torch.tensor(RIGHT, dtype=torch.float32),
     )
     assert float(terms["labels"]) == pytest.approx(0.7 * np.mean((SAID - RIGHT) ** 2), rel=1e-6)
     assert float(terms["soft_labels"]) == pytest.approx(0.3 * np.mean((SAID - TEACHER) ** 2), rel=1e-6)

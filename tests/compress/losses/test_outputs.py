@@ -3,7 +3,9 @@ import pytest
 import torch
 
 from compress.data.encoded import IGNORED
-from compress.losses.outputs import label_loss, mixed_loss, soft_label_loss, soft_multi_label_loss, total
+from compress.losses.outputs import label_loss, soft_label_loss, soft_multi_label_loss, total
+from compress.methods.catalogue import labels_and_soft_labels
+from compress.methods.objectives import output_losses
 
 GENERATOR = torch.Generator().manual_seed(0)
 STUDENT = torch.randn(9, 5, generator=GENERATOR)
@@ -46,20 +48,16 @@ def test_soft_label_loss_is_zero_at_the_teacher_and_where_only_a_constant_differ
 def test_gradients_are_those_of_the_values() -> None:
     student = STUDENT.double().requires_grad_()
     assert torch.autograd.gradcheck(
-        lambda s: total(mixed_loss(s, TARGETS, TEACHER.double(), temperature=2, soft_weight=0.7)), (student,)
+        lambda s: total(output_losses(labels_and_soft_labels(0.7, 2).objective.outputs, s, TEACHER.double(), TARGETS)),
+        (student,),
     )
 
 
 def test_the_terms_are_weighted_and_add_up() -> None:
-    terms = mixed_loss(STUDENT, TARGETS, TEACHER, temperature=2, soft_weight=0.9)
+    terms = output_losses(labels_and_soft_labels(0.9, 2).objective.outputs, STUDENT, TEACHER, TARGETS)
     assert terms["labels"].item() == pytest.approx(0.1 * label_loss(STUDENT, TARGETS).item(), rel=1e-6)
     assert terms["soft_labels"].item() == pytest.approx(0.9 * soft_label_loss(TEACHER, STUDENT, 2).item(), rel=1e-6)
     assert total(terms).item() == pytest.approx(sum(term.item() for term in terms.values()), rel=1e-6)
-
-
-def test_without_a_teacher_labels_are_all_there_is() -> None:
-    terms = mixed_loss(STUDENT, TARGETS, None, temperature=2, soft_weight=0.9)
-    assert total(terms).item() == pytest.approx(label_loss(STUDENT, TARGETS).item())
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
@@ -93,9 +91,12 @@ def test_soft_loss_of_several_labels_is_zero_at_the_teacher_alone() -> None:
 def test_gradients_of_several_labels_are_those_of_the_values_and_rows_without_labels_have_soft_ones() -> None:
     student = STUDENT.double().requires_grad_()
     assert torch.autograd.gradcheck(
-        lambda s: total(mixed_loss(s, SEVERAL.double(), TEACHER.double(), temperature=2, soft_weight=0.7)), (student,)
+        lambda s: total(
+            output_losses(labels_and_soft_labels(0.7, 2).objective.outputs, s, TEACHER.double(), SEVERAL.double())
+        ),
+        (student,),
     )
-    terms = mixed_loss(student, SEVERAL.double(), TEACHER.double(), temperature=2, soft_weight=0.7)
+    terms = output_losses(labels_and_soft_labels(0.7, 2).objective.outputs, student, TEACHER.double(), SEVERAL.double())
     assert terms["labels"].item() == pytest.approx(0.3 * label_loss(STUDENT, SEVERAL).item(), rel=1e-6)
     assert terms["soft_labels"].item() == pytest.approx(
         0.7 * soft_multi_label_loss(TEACHER, STUDENT, 2).item(), rel=1e-6

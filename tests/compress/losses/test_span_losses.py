@@ -6,7 +6,9 @@ import torch
 
 from compress.data.batches import Batch, labelled_rows, part_of
 from compress.distributed import Share
-from compress.losses.outputs import label_loss, mixed_loss, soft_loss
+from compress.losses.outputs import label_loss, soft_loss
+from compress.methods.catalogue import labels_and_soft_labels
+from compress.methods.objectives import output_losses
 
 GENERATOR = np.random.default_rng(0)
 SIZES = (4, 1, 7, 3)  # rows of each window
@@ -85,7 +87,9 @@ def test_the_parts_of_a_batch_add_up_to_the_whole() -> None:
         targets(),
         torch.tensor(THEIRS),
     )
-    whole = mixed_loss(torch.tensor(OURS), batch.targets, batch.soft, temperature=2.0, soft_weight=0.5)
+    whole = output_losses(
+        labels_and_soft_labels(0.5, 2.0).objective.outputs, torch.tensor(OURS), batch.soft, batch.targets
+    )
     of_row = {int(row): place for place, row in enumerate(rows)}
     for parts in (2, 3, 6):
         sums = {"labels": 0.0, "soft_labels": 0.0}
@@ -96,7 +100,9 @@ def test_the_parts_of_a_batch_add_up_to_the_whole() -> None:
             empty = first == last
             first = 0 if empty else first
             chosen = [of_row[int(row) + first * width] for row in part.row_index]
-            terms = mixed_loss(torch.tensor(OURS[chosen]), part.targets, part.soft, temperature=2.0, soft_weight=0.5)
+            terms = output_losses(
+                labels_and_soft_labels(0.5, 2.0).objective.outputs, torch.tensor(OURS[chosen]), part.soft, part.targets
+            )
             sums["labels"] += part.weights.labelled * float(terms["labels"])
             sums["soft_labels"] += part.weights.rows * float(terms["soft_labels"])
         for name, term in whole.items():

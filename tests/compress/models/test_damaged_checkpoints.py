@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 import stillroom
-from compress.engine.lineage import read_lineage
 from compress.models.pretrained import check_checkpoint, open_model, open_tokenizer
+from compress.runs.lineage import read_lineage
 from latency.candidates.candidate import Candidate
 from latency.candidates.torch_candidate import load_torch
 from serve.errors import BadInput

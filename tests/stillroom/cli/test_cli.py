@@ -1,6 +1,5 @@
 """Bad input: one message, exit code 2, nothing half-written. Each is tried through the command line's own door."""
 
-import dataclasses
 import json
 import os
 import shutil
@@ -267,38 +266,63 @@ def test_a_dry_run_prints_the_plan_and_writes_no_stage(run: Run, given: dict[str
 
 
 def test_too_few_minutes_go_to_the_teacher_first_and_the_students_share_the_rest() -> None:
-    from stillroom.commands.run.time_budget import Plan, Rates, fitted, refitted
+    from compress.runs.stages import Cost, RunStage
+    from stillroom.commands.run.time_budget import (
+        PLAIN_TEXT,
+        REST,
+        SHARES,
+        STUDENT,
+        TEACHER,
+        UNDISTILLED,
+        Plan,
+        fitted,
+        refitted,
+    )
     from stillroom.inputs.recipe import Recipe
 
+    def stages_of(*costs: Cost) -> list[RunStage]:
+        return [RunStage(cost.listed_as, (), costs=(cost,)) for cost in costs]
+
     whole = Plan(teacher_steps=1000, distill_tokens=20_000, student_steps=4000, seconds={})
-    rates = Rates(teacher=0.3, student=0.1, distilled=0.1, token=0.01, fixed=100.0)
+    rates = {"teacher step": 0.3, "student step": 0.1, "token": 0.01, "second": 1.0}
+    undistilled = Cost(UNDISTILLED, "student step", lambda plan: plan.student_steps)
+    others = (
+        Cost(TEACHER, "teacher step", lambda plan: plan.teacher_steps),
+        Cost(PLAIN_TEXT, "token", lambda plan: plan.distill_tokens),
+        Cost(STUDENT, "student step", lambda plan: plan.student_steps),
+        Cost(REST, "second", lambda _: 100.0),
+    )
+    stages = stages_of(*others, undistilled)
     # 300 s for the teacher, 200 s for plain text, 400 s each for labels alone and the student, and 100 s for the rest.
-    assert fitted(whole, rates, Recipe(**NEEDED)).minutes == pytest.approx(1400 / 60)
-    assert not fitted(whole, rates, Recipe(**NEEDED)).warnings
-    half = fitted(whole, rates, Recipe(**NEEDED, max_minutes=900 / 60))
+    assert fitted(whole, stages, rates, Recipe(**NEEDED)).minutes == pytest.approx(1400 / 60)
+    assert not fitted(whole, stages, rates, Recipe(**NEEDED)).warnings
+    half = fitted(whole, stages, rates, Recipe(**NEEDED, max_minutes=900 / 60))
     assert (half.teacher_steps, half.distill_tokens, half.student_steps) == (1000, 10_000, 2000)
     assert half.minutes == pytest.approx(900 / 60)
     assert len(half.warnings) == 1
     assert "2,000 of 4,000 steps" in half.warnings[0]
-    short = fitted(whole, rates, Recipe(**NEEDED, max_minutes=400 / 60))  # 300 s to train, of which students keep 30 %
+    short = fitted(
+        whole, stages, rates, Recipe(**NEEDED, max_minutes=400 / 60)
+    )  # 300 s to train, of which students keep 30 %
     assert (short.teacher_steps, short.student_steps) == (700, 360)
     assert "leaves the teacher 700 of 1,000 steps" in short.warnings[0]
-    without = fitted(whole, rates, Recipe(**NEEDED, undistilled=False))
+    without = fitted(whole, stages_of(*others), rates, Recipe(**NEEDED))
     assert without.minutes == pytest.approx(1000 / 60)
     # Two shares of the soft labels are tried, each for a fifth of the student's steps: 2 x 80 s more.
-    shares = dataclasses.replace(rates, shares=2)
-    assert fitted(whole, shares, Recipe(**NEEDED)).minutes == pytest.approx(1560 / 60)
-    half = fitted(whole, shares, Recipe(**NEEDED, max_minutes=900 / 60))
+    share = Cost(SHARES, "student step", lambda plan: plan.student_steps / 5)
+    shares = stages_of(*others, undistilled, share, share)
+    assert fitted(whole, shares, rates, Recipe(**NEEDED)).minutes == pytest.approx(1560 / 60)
+    half = fitted(whole, shares, rates, Recipe(**NEEDED, max_minutes=900 / 60))
     assert half.minutes == pytest.approx(900 / 60, rel=0.01)
     # The teacher was to take 300 s and took 50: its 250 s go to the students, who have 750 of the 1000 s that they want.
-    again = refitted(short, whole, rates, Recipe(**NEEDED, max_minutes=900 / 60), spent_s=50.0)
+    again = refitted(short, whole, stages, [], rates, Recipe(**NEEDED, max_minutes=900 / 60), spent_s=50.0)
     assert (again.teacher_steps, again.student_steps, again.distill_tokens) == (700, 3000, 15_000)
     assert "leaves the teacher 700 of 1,000 steps" in again.warnings[0]
     assert "leaves each student 3,000 of 4,000 steps" in again.warnings[1]
-    enough = refitted(whole, whole, rates, Recipe(**NEEDED, max_minutes=2000 / 60), spent_s=50.0)
+    enough = refitted(whole, whole, stages, [], rates, Recipe(**NEEDED, max_minutes=2000 / 60), spent_s=50.0)
     assert enough.student_steps == 4000
     assert not enough.warnings
-    late = refitted(short, whole, rates, Recipe(**NEEDED, max_minutes=900 / 60), spent_s=5000.0)
+    late = refitted(short, whole, stages, [], rates, Recipe(**NEEDED, max_minutes=900 / 60), spent_s=5000.0)
     assert late.student_steps == 400  # a tenth, however late it is
 
 
@@ -323,7 +347,7 @@ def test_a_refusal_for_want_of_minutes_leaves_what_was_finished(
 
 
 def test_a_student_that_labels_alone_would_serve_better_is_told_so() -> None:
-    from stillroom.commands.run.export_and_scores import claims
+    from stillroom.commands.run.report import claims
 
     row = {"a": "int8", "b": "undistilled", "difference": -0.4, "low": -0.6, "high": -0.2, "supported": True}
     assert "distillation made this model worse" in claims({"differences": [row]})[-1]

@@ -7,9 +7,9 @@ import pytest
 from small_task import examples, make_teacher
 
 from compress.data.columns import Columns, columns_of
-from compress.engine.distill import distill
-from compress.engine.finetune import finetune
-from compress.engine.task_inputs import open_task
+from compress.runs.distill import distill
+from compress.runs.finetune import finetune
+from compress.runs.open_task import open_task
 from compress.settings import TaskSettings
 from serve.errors import BadInput
 from stillroom.api import export, load

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from small_task import write_rows
 
-from compress.engine.hardware import ADDED_VARIABLE, on_this_machine
+from compress.runs.hardware import ADDED_VARIABLE, on_this_machine
 from serve.bundle.cpu import HIDDEN_VARIABLE, cpu_features
 from serve.errors import BadInput
 from stillroom.inputs.preflight import prepare

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from compress.engine.task_inputs import TaskInputs
+from compress.runs.task_inputs import TaskInputs
 from stillroom.commands.compare.inputs import checked
 from stillroom.commands.compare.rows import Row, at_rate, links_of, rates_of, rows_of
 from stillroom.settings.compare import Comparison

@@ -1,8 +1,7 @@
 """Which texts a report shows teacher and student to differ on."""
 
 from compress.data.examples import Example
-from stillroom.commands.run.disagreements import SHOWN, disagreements
-from stillroom.commands.run.export_and_scores import number_rows
+from stillroom.commands.run.scores import SHOWN, disagreements, number_rows
 
 
 def test_numbers_differ_where_they_can_be_told_from_each_other_and_the_furthest_apart_come_first() -> None:

@@ -12,24 +12,18 @@ import pytest
 from small_task import examples, make_teacher, write_rows
 
 from compress.data.encoded import Encoded
-from compress.engine.task_stages import save
 from compress.models.pretrained import load
+from compress.runs.task_stages import save
 from compress.training.checkpoint import Progress
 from export.packing.variants import read_variants
 from export.precision.int8_search import session_logits
 from latency.measure.result_document import ProfileDocument
 from serve.bundle.manifest import open_bundle
 from serve.model.session import Session
-from stillroom.commands.run.export_and_scores import (
-    REPORT,
-    make_export,
-    make_scores,
-    model_report_of,
-    read_json,
-    report_of,
-    write_bundle,
-)
-from stillroom.commands.run.stage_fingerprints import fingerprints
+from stillroom.commands.run.export import make_export
+from stillroom.commands.run.report import REPORT, model_report_of, read_json, report_of, write_bundle
+from stillroom.commands.run.scores import make_scores
+from stillroom.commands.run.stages import Run
 from stillroom.inputs.preflight import RunInputs, prepare
 from stillroom.inputs.recipe import Recipe
 from stillroom.report.run_page import write_report
@@ -85,8 +79,8 @@ def test_texts_out_of_scope_are_not_learned_and_the_graphs_are_judged_by_who_abs
     inputs = prepare(recipe)
     assert inputs.labels == ("praise", "refund", "status")
     assert not [text for text in inputs.train.texts + inputs.validation.texts + inputs.test.texts if "bricks" in text]
-    assert fingerprints(inputs)["teacher"] != fingerprints(prepare(replace(recipe, out_of_scope="")))["teacher"]
-    assert fingerprints(inputs)["export"] != fingerprints(prepare(replace(recipe, keep_right=0.5)))["export"]
+    assert Run(inputs).fingerprints["teacher"] != Run(prepare(replace(recipe, out_of_scope=""))).fingerprints["teacher"]
+    assert Run(inputs).fingerprints["export"] != Run(prepare(replace(recipe, keep_right=0.5))).fingerprints["export"]
 
     folders = dict.fromkeys(("teacher", "start", "student"), tmp_path / "student") | {"export": tmp_path}
     model = load(inputs.opened, "text-classification", inputs.labels)

@@ -1,7 +1,7 @@
 """A language in which the student is behind is told, even where all languages together pass the gate."""
 
 from compress.data.examples import Example
-from stillroom.commands.run.languages import behind_in_languages
+from stillroom.commands.run.scores import behind_in_languages
 
 
 def test_a_language_that_falls_behind_its_gate_is_warned_of_and_chance_is_not() -> None:

@@ -10,8 +10,8 @@ import pytest
 from small_task import examples, relations, write_rows, write_splits
 
 from compress.data.splits import read_splits
-from compress.engine import task_stages
-from compress.engine.resumable_stages import Workdir
+from compress.runs import task_stages
+from compress.runs.resumable_stages import Workdir
 from serve.errors import BadInput
 from serve.options import make
 from stillroom.cli.make import show_transfer

@@ -1,0 +1,259 @@
+"""Fine-tunes a model with a head for a task, on labels, or on labels and a teacher's soft labels."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from compress import distributed
+from compress.data.examples import GENERATION, check_task
+from compress.data.teacher_labels import TeacherLabels
+from compress.models.initialise import check_same_tokens, shape_in
+from compress.models.pretrained import load, open_model
+from compress.progress import Notify, message, silent
+from compress.runs import task_stages
+from compress.runs.agreement import check_same_inputs, contents_of
+from compress.runs.finetune_generator import fine_tune_generator, refuse_generation_settings
+from compress.runs.hardware import same_bits
+from compress.runs.label_checks import some
+from compress.runs.lineage import read_lineage
+from compress.runs.open_task import open_task
+from compress.runs.resumable_stages import Workdir, check_writable, free_target
+from compress.runs.soft_labels import make_soft_labels, read_soft_labels
+from compress.runs.stages import Of, RunStage, make_checkpoint, texts_fingerprint, trained_with
+from compress.runs.task_inputs import Answered, TaskInputs, steps_of
+from compress.runs.understood import understood, understood_lines
+from compress.settings import LEAST_TUNING_STEPS, WHERE_DATA_IS, FineTuning, TaskSettings, filled_in
+from serve.errors import BadInput
+from serve.options import make
+
+
+def _resolved(settings: FineTuning) -> FineTuning:
+    """`settings` with open values filled in from the schedule, or with the defaults.
+
+    Raises:
+        BadInput: an unknown schedule, a number out of its range, settings that need a teacher without one, or two teachers.
+    """
+    for flag, value, meaning in (
+        ("--unlabelled", settings.unlabelled, "names text that a teacher labels"),
+        ("--temperature", settings.temperature, "applies to a teacher's soft labels"),
+        ("--soft-weight", settings.soft_weight, "applies to a teacher's soft labels"),
+    ):
+        if value not in (None, ()) and not settings.teacher and (flag == "--unlabelled" or not settings.teacher_labels):
+            raise BadInput(f"{flag} {meaning}, but --teacher is not given. Give --teacher, or leave {flag} out.")
+    if settings.teacher and settings.teacher_labels:
+        raise BadInput(
+            f"--teacher {settings.teacher} and --teacher-labels {settings.teacher_labels[0]} are both given, and one teacher is "
+            "learned from. Leave one of them out."
+        )
+    return filled_in(settings)
+
+
+def finetune(model: str, task: str, data: str, out: Path | str, *, progress: Notify = silent, **settings: Any) -> Path:
+    """Fine-tune a model on a task, on labels and optionally a teacher's soft labels, and write it as a checkpoint with a head.
+
+    Settings are the fields of `FineTuning`: teacher, unlabelled, epochs, and so on. The weights that scored best on validation
+    are kept. After a kill, the same call resumes from the last checkpoint. `progress` is called with each `Event`. Returns `out`.
+
+    Raises:
+        BadInput: the model, the teacher or the data cannot be used, or model and teacher have different tokenizers.
+    """
+    places = {"model": model, "task": task, "data": data, "out": out}
+    return fine_tune(make(FineTuning, places | settings), progress)
+
+
+def fine_tune(settings: FineTuning, notify: Notify = silent) -> Path:
+    """See `finetune`."""
+    model, out = settings.model, Path(settings.out)
+    notify = notify if distributed.main() else silent  # only the main process reports
+    if settings.task == GENERATION:
+        return fine_tune_generator(settings, notify)
+    refuse_generation_settings(settings)
+    target = free_target(out)
+    settings = _resolved(settings)
+    inputs, teacher = _opened(model, target, settings, notify)
+    for line in understood_lines(understood(inputs, {"fine-tuning": _steps(inputs, settings)})):
+        message(notify, line)
+    for line in inputs.answered.lines if inputs.answered else ():
+        message(notify, line)
+    for warning in inputs.warnings:
+        message(notify, f"warning: {warning}")
+    same_bits(inputs.settings.threads)
+    here = dataclasses.replace(settings, precision=inputs.settings.precision, device=inputs.settings.device)
+    of_teacher = {"--teacher": teacher.teacher_fingerprint} if teacher else {}
+    check_same_inputs(here, contents_of(inputs) | of_teacher)
+    distributed.join(inputs.settings.device)
+    workdir = Workdir(target.with_name(target.name + ".finetune-work"), notify)
+    folders: dict[str, Path] = {}
+    return make_checkpoint(workdir, _stages(inputs, teacher, settings, folders), folders, target)
+
+
+def _stages(
+    inputs: TaskInputs, teacher: TaskInputs | None, settings: FineTuning, folders: Mapping[str, Path]
+) -> list[RunStage]:
+    """The teacher with its head and its soft labels, if there is one to ask, and the model. Finished ones are in `folders`."""
+    answers, answered = inputs.answers, inputs.answered
+    made_of = (
+        "finetune", inputs.teacher_fingerprint, teacher.teacher_fingerprint if teacher else "",
+        answers.fingerprint if answers else "", inputs.data_fingerprint,
+        list(inputs.labels), texts_fingerprint(inputs.unlabelled), inputs.settings.threads, inputs.settings.precision,
+        trained_with(inputs.settings.device),
+        *([example.language for example in inputs.splits.train] if settings.language_temperature != 1 else []),
+        # The contents of these are fingerprinted above; trackers do not change the training.
+        dataclasses.asdict(settings)
+        | dict.fromkeys(
+            ("model", "data", "out", "teacher", "teacher_labels", "unlabelled", "trackers", "device", "revision", *WHERE_DATA_IS), ""
+        ),
+    )  # fmt: skip
+
+    def train(folder: Path) -> None:
+        soft = answered.soft if answered else None
+        if teacher:
+            soft = read_soft_labels(folders["soft-labels"], teacher)
+        _train(folder, inputs, soft, _teacher_facts(teacher, answers, answered), settings)
+
+    model = RunStage("model", made_of, train)
+    if not teacher:
+        return [model]
+    asked = teacher
+    return [
+        RunStage(
+            "teacher",
+            (Of("model"), "teacher"),
+            lambda folder: task_stages.make_teacher(folder, asked, steps=0),
+        ),
+        RunStage(
+            "soft-labels",
+            (Of("model"), "soft labels"),
+            lambda folder: make_soft_labels(folder, asked, folders["teacher"]),
+        ),
+        model,
+    ]
+
+
+def finetune_result(checkpoint: Path) -> dict[str, Any]:
+    """The result of `finetune`: `{checkpoint, metric, value, examples, step, steps, model, method}`.
+
+    `value` is the score of the kept weights, those of step `step`, on the `examples` texts of validation.
+    """
+    lineage = read_lineage(checkpoint)
+    validated = dict(lineage["validation"])
+    return {
+        "checkpoint": str(checkpoint),
+        "metric": lineage["metric"],
+        "value": validated[lineage["best_step"]],
+        "examples": lineage["validation_texts"],
+        "step": lineage["best_step"],
+        "steps": max(validated),
+        **{name: lineage[name] for name in ("model", "method")},
+    }
+
+
+def result_line(result: dict[str, Any]) -> str:
+    """The result of `finetune_result` as one line of text."""
+    return (
+        f"validation: {result['metric']} {result['value']:.4f} on {result['examples']} texts, best after {result['step']} of "
+        f"{result['steps']} steps"
+    )
+
+
+def _opened(model: str, target: Path, settings: FineTuning, notify: Notify) -> tuple[TaskInputs, TaskInputs | None]:
+    """The inputs of the model's training, and those of the teacher's labelling if there is a teacher to ask."""
+    opened = open_model(model, role="--model", revision=settings.revision)
+    given = dataclasses.replace(_task_settings(model, settings), student=str(shape_in(opened)))
+    inputs = open_task(
+        dataclasses.replace(given, new_head=settings.new_head),
+        target,
+        role="--model",
+        more_checks=[lambda: check_writable(target)],
+        notify=notify,
+    )
+    if not settings.teacher:
+        return inputs, None
+    from_teacher = dataclasses.replace(given, teacher=settings.teacher, max_length=inputs.max_length, revision="")
+    teacher = open_task(from_teacher, target, notify=notify)
+    if not teacher.teacher_has_head:
+        raise BadInput(
+            f"--teacher {settings.teacher} has no head for {settings.task}; a teacher fine-tuned on the task is needed. "
+            f"Fine-tune it first: stillroom finetune --model {settings.teacher} ..."
+        )
+    if teacher.labels != inputs.labels:
+        # Soft labels follow the teacher's order of labels, so the model's own head must have the same order.
+        if inputs.teacher_has_head:
+            raise BadInput(
+                f"--model {model} has a head for {some(inputs.labels)}; --teacher {settings.teacher} has other labels or another order "
+                "of them. Give --new-head to make a new head for the teacher's labels."
+            )
+        inputs = dataclasses.replace(inputs, labels=teacher.labels)
+    check_same_tokens(teacher.opened, inputs.opened)
+    return inputs, teacher
+
+
+def _task_settings(model: str, settings: FineTuning) -> TaskSettings:
+    """`settings` as those of training on a task; the model takes the place of the teacher."""
+    names = (
+        "task",
+        "data",
+        "batch",
+        "max_length",
+        "seed",
+        "threads",
+        "precision",
+        "accumulate",
+        "temperature",
+        "soft_weight",
+        "language_temperature",
+        "device",
+        "revision",
+        *WHERE_DATA_IS,
+    )
+    same = {name: getattr(settings, name) for name in names}
+    others = {
+        "teacher": model,
+        "unlabelled": settings.unlabelled,
+        "teacher_labels": settings.teacher_labels,
+        "student_learning_rate": settings.learning_rate,
+        "trackers": tuple(settings.trackers),
+    }
+    return TaskSettings(**same | others)
+
+
+def _steps(inputs: TaskInputs, settings: FineTuning) -> int:
+    return steps_of(settings.epochs, 5, LEAST_TUNING_STEPS, inputs.steps_per_epoch)
+
+
+def _teacher_facts(
+    teacher: TaskInputs | None, answers: TeacherLabels | None, answered: Answered | None
+) -> dict[str, Any]:
+    """The method and the teacher as the lineage names them."""
+    if teacher:
+        opened = teacher.opened
+        return {"method": "soft labels", "teacher": opened.public_name, "teacher_revision": opened.revision}
+    if not (answers and answered):
+        return {"method": "labels"}
+    reached = answered.on_validation
+    return {
+        "method": "soft labels",
+        "teacher": answers.public_name,
+        "teacher_answers": {"sha256": answers.fingerprint, "texts": len(answers)},
+        "teacher_on_validation": dataclasses.asdict(reached) if reached else None,
+    }
+
+
+def _train(
+    folder: Path, inputs: TaskInputs, soft: list[np.ndarray] | None, taught_by: dict[str, Any], settings: FineTuning
+) -> None:
+    torch.manual_seed(settings.seed)
+    own = inputs.teacher_has_head
+    model = load(inputs.opened, check_task(settings.task)) if own else task_stages.with_new_head(inputs.opened, inputs)
+    steps, rate, patience = _steps(inputs, settings), inputs.settings.student_learning_rate, settings.patience or None
+    progress = task_stages.on_task(
+        model, folder, inputs, steps, rate, "fine-tuning", patience=patience, soft=soft,
+        soft_weight=inputs.settings.soft_weight or 0.0,
+    )  # fmt: skip
+    opened = inputs.opened
+    details = {"role": "fine-tuned", "model": opened.public_name, "model_revision": opened.revision}
+    task_stages.save(model, folder, inputs, progress, details | taught_by)

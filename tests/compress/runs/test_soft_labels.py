@@ -1,0 +1,190 @@
+"""Soft labels: which teacher labels which text, its confidence, and which share of them a student learns."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from compress.data.encoded import encode
+from compress.data.examples import Example
+from compress.distributed import Share
+from compress.evaluation.predictions import row_logits
+from compress.runs import soft_labels, task_stages
+from compress.runs.open_task import open_task
+from compress.runs.task_inputs import TaskInputs
+from compress.settings import TaskSettings
+from serve.errors import BadInput
+from serve.text.answers import softmax
+from serve.text.spans import words
+
+
+def opened(tiny_teacher: Path, task_data: Path, tmp_path: Path, **more: Any) -> TaskInputs:
+    given = {
+        "task": "text-classification",
+        "student": "layers=2,hidden=32,heads=4,ffn=32",
+        "method": "soft-labels",
+    } | more
+    return open_task(TaskSettings(teacher=str(tiny_teacher), data=str(task_data), threads=1, **given), tmp_path)
+
+
+def test_folds_are_equal_parts_with_their_share_of_every_class() -> None:
+    examples = [Example(f"text {i}", label="rare" if i % 10 == 0 else "often") for i in range(100)]
+    folds = soft_labels.fold_of(examples, 2, seed=3)
+    assert Counter(folds.tolist()) == {0: 50, 1: 50}
+    assert Counter(folds[::10].tolist()) == {0: 5, 1: 5}
+    assert (folds == soft_labels.fold_of(examples, 2, seed=3)).all()
+    assert (folds != soft_labels.fold_of(examples, 2, seed=4)).any()
+
+
+def test_a_text_gets_the_soft_labels_of_the_teacher_that_has_not_seen_it(
+    tiny_teacher: Path, task_data: Path, tmp_path: Path
+) -> None:
+    inputs = opened(tiny_teacher, task_data, tmp_path, folds=2, augment=1)
+    folders = {name: tmp_path / name for name in ("teacher", "0", "1", "soft")}
+    for folder in folders.values():
+        folder.mkdir()
+    task_stages.make_fold_teacher(folders["teacher"], inputs, 2, fold=9)  # of no text: reads all
+    for fold in range(2):
+        task_stages.make_fold_teacher(folders[str(fold)], inputs, 3 + fold, fold)
+    soft_labels.make_soft_labels(folders["soft"], inputs, folders["teacher"], [folders["0"], folders["1"]])
+    found = soft_labels.read_soft_labels(folders["soft"], inputs)
+    folds = soft_labels.fold_of(inputs.splits.train, 2, 0)
+    of = {
+        name: row_logits(task_stages.load_stage(folders[name], inputs), inputs.soft_labelled)
+        for name in ("teacher", "0", "1")
+    }
+    for i, rows in enumerate(found):
+        source = str(folds[i]) if i < len(inputs.train) else "teacher"
+        np.testing.assert_allclose(rows, of[source][i], atol=1e-5)
+    sure = soft_labels.read_confidence(folders["soft"])
+    assert sure["train"] == soft_labels.confidence(of["teacher"][: len(inputs.train)], multi_label=False)
+    assert sure["train_out_of_fold"] == soft_labels.confidence(found[: len(inputs.train)], multi_label=False)
+
+
+def test_a_fold_teacher_is_not_trained_on_its_fold(
+    tiny_teacher: Path, task_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = opened(tiny_teacher, task_data, tmp_path, folds=3)
+    read: list[str] = []
+
+    def seen(_stage: Any, _student: Any, text: Any, *_: Any, **__: Any) -> Any:
+        read.extend(text.texts.texts)
+        return task_stages.Progress()
+
+    monkeypatch.setattr(task_stages, "train_on_task", seen)
+    task_stages.make_fold_teacher(tmp_path, inputs, 2, fold=1)
+    folds = soft_labels.fold_of(inputs.splits.train, 3, 0)
+    assert sorted(read) == sorted(e.text for e, fold in zip(inputs.splits.train, folds, strict=True) if fold != 1)
+
+
+def test_confidence_is_the_mean_probability_of_the_likeliest_answer() -> None:
+    rows = [np.log(np.array([[0.7, 0.2, 0.1]])), np.log(np.array([[0.1, 0.5, 0.4], [0.3, 0.3, 0.4]]))]
+    assert soft_labels.confidence(rows, multi_label=False) == pytest.approx((0.7 + 0.5 + 0.4) / 3, abs=1e-4)
+    applies = [np.log(np.array([[0.9 / 0.1, 0.2 / 0.8]]))]
+    assert soft_labels.confidence(applies, multi_label=True) == pytest.approx((0.9 + 0.8) / 2, abs=1e-4)
+
+
+def trial(folder: Path, reached: float) -> Path:
+    folder.mkdir()
+    (folder / task_stages.TRIAL).write_text(json.dumps({"validation": reached}))
+    return folder
+
+
+@pytest.mark.parametrize(("half", "most", "taken"), [(0.8, 0.7, 0.5), (0.7, 0.8, 0.9), (0.8, 0.8, 0.9)])
+def test_the_share_that_was_better_on_validation_is_taken(
+    tmp_path: Path, half: float, most: float, taken: float
+) -> None:
+    trials = {0.5: trial(tmp_path / "half", half), 0.9: trial(tmp_path / "most", most)}
+    (tmp_path / soft_labels.CONFIDENCE).write_text('{"train": 0.99, "validation": 0.91}')
+    soft = task_stages.chosen_share(tmp_path, trials)
+    assert soft.weight == taken
+    said = soft_labels.told(soft.lineage)
+    assert f"share of {taken:g}" in said[0]
+    assert f"0.5: {half:.4f}, 0.9: {most:.4f}" in said[0]
+    assert "mean confidence is 0.990 on train and 0.910 on validation" in said[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "fault"),
+    [
+        ({"folds": 1}, "Give 2"),
+        ({"folds": 2, "method": "labels"}, "--folds has no effect on --method labels"),
+        ({"folds": 2, "method": "minilmv2", "then": "labels"}, "--folds has no effect on --method minilmv2"),
+    ],
+)
+def test_folds_that_nothing_would_use_are_refused(
+    tiny_teacher: Path, task_data: Path, tmp_path: Path, settings: dict[str, Any], fault: str
+) -> None:
+    with pytest.raises(BadInput, match=fault):
+        opened(tiny_teacher, task_data, tmp_path, **settings)
+
+
+def test_a_teacher_that_was_fine_tuned_before_has_no_folds(tiny_teacher: Path, task_data: Path, tmp_path: Path) -> None:
+    inputs = opened(tiny_teacher, task_data, tmp_path, folds=2)
+    tuned = tmp_path / "tuned"
+    tuned.mkdir()
+    task_stages.make_fold_teacher(tuned, inputs, 1, 0)
+    with pytest.raises(BadInput, match="was fine-tuned on the task before"):
+        opened(tuned, task_data, tmp_path, folds=2)
+
+
+def test_the_shares_of_processes_are_the_whole_to_the_bit(tiny_teacher: Path, task_data: Path, tmp_path: Path) -> None:
+    inputs = opened(tiny_teacher, task_data, tmp_path, folds=2)
+    folder = tmp_path / "teacher"
+    folder.mkdir()
+    task_stages.make_fold_teacher(folder, inputs, 1, 0)
+    model = task_stages.load_stage(folder, inputs)
+    whole = row_logits(model, inputs.train)
+    parts = [row_logits(model, inputs.train, share=Share(number, 2)) for number in range(2)]
+    computed = [[rows.size > 0 for rows in part] for part in parts]
+    assert all(one != other for one, other in zip(*computed, strict=True))
+    assert all(any(part) for part in computed)
+    for rows, one, other in zip(whole, *parts, strict=True):
+        assert (rows == (one if one.size else other)).all()
+
+
+def test_soft_labels_go_to_the_words_that_share_their_characters_where_tokens_differ() -> None:
+    """A byte-level tokenizer has one word in `...`, and three once the piece is trimmed away."""
+    text = "see http://rome... thanks"
+    whole, trimmed = (
+        byte_level(("...", "://", "rome", "http", "see", "thanks")),
+        byte_level(("rome", "http", "see", "thanks")),
+    )
+    labels = ("O", "B-city", "I-city")
+    theirs, ours = (encode([Example(text)], each, "token-classification", labels) for each in (whole, trimmed))
+    assert len(theirs.rows[0]) < len(ours.rows[0])
+    places = [
+        [(word.start, word.end) for word in words(text, each.encodings[0].offsets, each.encodings[0].word_ids)]
+        for each in (theirs, ours)
+    ]
+    logits = np.full((len(places[0]), 3), -3.0, dtype=np.float32)
+    for row, (start, end) in enumerate(places[0]):
+        logits[row, 1 if text[start:end] == "rome" else 0] = 3.0
+    found = soft_labels._carried(theirs, ours, 0, logits)
+    assert found.shape == (len(ours.rows[0]), 3)
+    likeliest = {text[start:end]: labels[int(row.argmax())] for (start, end), row in zip(places[1], found, strict=True)}
+    assert likeliest.pop("rome") == "B-city"
+    assert set(likeliest.values()) == {"O"}
+    city = [text[start:end] for start, end in places[1]].index("rome")
+    np.testing.assert_allclose(softmax(found[city]), softmax(np.array([-3.0, 3.0, -3.0])), atol=1e-6)
+
+
+def byte_level(pieces: tuple[str, ...]) -> Tokenizer:
+    """A byte-level BPE that makes `pieces` and otherwise splits into bytes."""
+    vocabulary = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    merges = []
+    for piece in pieces:
+        for prefix in ("", "Ġ"):
+            letters = prefix + piece
+            for end in range(1, len(letters)):
+                pair = (letters[:end], letters[end])
+                if "".join(pair) not in vocabulary:
+                    merges.append(pair)
+                    vocabulary["".join(pair)] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return tokenizer

@@ -1,0 +1,205 @@
+"""What a run and a fine-tuning say of their inputs before they train, and of what they made at the end."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_task import examples, ratings, relations, with_label_lists, write_rows
+
+import compress
+from compress.progress import Event
+from compress.runs.distill import distill_result
+from compress.runs.finetune import finetune_result, result_line
+from compress.runs.open_task import open_task
+from compress.runs.task_inputs import TaskInputs
+from compress.runs.understood import understood, understood_lines
+from compress.settings import TaskSettings
+from serve.errors import BadInput
+from stillroom.commands.run.pipeline import plan_of, run
+from stillroom.inputs.recipe import Recipe
+
+SHAPE = "layers=2,hidden=32,heads=4,ffn=32"
+TAGS = ["O", "B-item", "I-item", "B-city", "I-city", "B-colour", "I-colour", "B-name", "I-name"]
+
+
+def folder_of(folder: Path, rows: list[dict[str, object]]) -> Path:
+    folder.mkdir()
+    write_rows(folder / "train.jsonl", rows[:-4])
+    write_rows(folder / "test.jsonl", rows[-4:])
+    return folder
+
+
+def opened(teacher: Path, task: str, data: Path, **settings: Any) -> TaskInputs:
+    settings = {"student": SHAPE} | settings
+    return open_task(TaskSettings(teacher=str(teacher), task=task, data=str(data), **settings), data / "out")
+
+
+@pytest.fixture(scope="module")
+def tagger(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Path) -> Path:
+    """A teacher with a head for four kinds of entities, of which the task has two."""
+    from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("taggers") / "tagger"
+    labels = dict(enumerate(TAGS))
+    AutoModelForTokenClassification.from_pretrained(
+        tiny_teacher, id2label=labels, label2id={v: k for k, v in labels.items()}
+    ).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny_teacher).save_pretrained(folder)
+    return folder
+
+
+def test_the_kind_of_labels_is_told(tiny_teacher: Path, tmp_path: Path) -> None:
+    rows = examples(20, 0)
+    pairs = [{"text": row["text"], "text_pair": "about an order", "label": row["label"]} for row in rows]
+    kinds = {
+        "single": ("text-classification", rows, "single label"),
+        "several": ("text-classification", with_label_lists(rows), "multi-label"),
+        "pairs": ("text-classification", pairs, "single label, text pairs"),
+        "relations": ("text-classification", relations(20, 0), "single label, relations"),
+        "numbers": ("text-regression", ratings(20, 0), "a number"),
+        "entities": ("token-classification", rows, "entities, BIO"),
+    }
+    for name, (task, given, kind) in kinds.items():
+        found = understood(opened(tiny_teacher, task, folder_of(tmp_path / name, given)))
+        assert found["kind"] == kind
+        assert understood_lines(found)[0].startswith(f"task: {task} ({kind}), scored by ")
+        assert json.loads(json.dumps(found)) == found
+
+
+def test_rows_labels_and_what_is_trained_are_told_in_a_few_lines(tiny_teacher: Path, task_data: Path) -> None:
+    inputs = opened(tiny_teacher, "text-classification", task_data)
+    found = understood(inputs, {"teacher": 40, "student": 1200})
+    assert found["rows"] == {"train": 240, "validation": 40, "test": 60}
+    assert sum(found["labels"].values()) == 240
+    counts = list(found["labels"].values())
+    assert counts == sorted(counts, reverse=True)
+    labels = ", ".join(f"{name} {count}" for name, count in found["labels"].items())
+    assert understood_lines(found) == [
+        "task: text-classification (single label), scored by accuracy",
+        "texts: 240 in train, 40 in validation, 60 in test, read up to 64 tokens",
+        f"labels: 3 in train: {labels}",
+        "head: tiny gets a new head for 3 labels",
+        f"student: {SHAPE}",
+        "method: soft-labels (auto: the student starts from the teacher's layers)",
+        "steps at most: teacher 40, student 1,200",
+    ]
+
+
+def test_the_method_that_auto_takes_is_told_with_its_reason(
+    tiny_teacher: Path, task_data: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "more.txt"
+    text.write_text("where is the lamp\n", encoding="utf-8")
+
+    def line(**settings: Any) -> str:
+        found = understood(opened(tiny_teacher, "text-classification", task_data, **settings))
+        (only,) = (line for line in understood_lines(found) if line.startswith("method: "))
+        return only
+
+    narrow = "layers=2,hidden=16,heads=4,ffn=32"
+    assert "soft-labels (auto: the student's layers are new; with --corpus" in line(student=narrow)
+    assert "soft-labels (auto: the student's layers are new; with --corpus" in line(
+        student=narrow, unlabelled=(str(text),)
+    )
+    assert "minilmv2 (auto: the student's layers are new, and there is a" in line(student=narrow, corpus=(str(text),))
+    assert "soft-labels (auto: the student starts from the teacher's layers" in line(unlabelled=(str(text),))
+    assert line(method="minilm") == "method: minilm"
+
+
+def test_of_many_labels_the_most_and_the_least_frequent_are_told(tiny_teacher: Path, tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {"text": f"text {i} {k}", "label": f"label-{i:02}"} for i in range(30) for k in range(30 - i)
+    ]
+    data = folder_of(tmp_path / "many", [*rows, *rows[:4]])
+    found = understood(opened(tiny_teacher, "text-classification", data, seed=1))
+    (line,) = (line for line in understood_lines(found) if line.startswith("labels: "))
+    assert line.startswith("labels: 30 in train; most frequent label-00 ")
+    assert line.count("label-") == 6
+    assert len(found["labels"]) == 30
+
+
+def test_a_head_of_the_teachers_own_is_told_with_the_labels_that_occur(tagger: Path, task_data: Path) -> None:
+    found = understood(opened(tagger, "token-classification", task_data))
+    assert "head: the teacher's own head is used: 4 labels, of which 2 occur in the data: city, item" in (
+        understood_lines(found)
+    )
+    assert found["head"]["own_labels"] == ["city", "colour", "item", "name"]
+    anew = understood(opened(tagger, "token-classification", task_data, new_head=True))
+    assert "head: tagger gets a new head for 2 labels; the teacher's own head, of 4 labels, is not used" in (
+        understood_lines(anew)
+    )
+
+
+def test_texts_out_of_scope_are_distinguishable(tiny_teacher: Path, task_data: Path) -> None:
+    inputs = opened(tiny_teacher, "text-classification", task_data, out_of_scope="praise")
+    found = understood(inputs)
+    assert set(found["labels"]) == {"refund", "status"}
+    (line,) = (line for line in understood_lines(found) if line.startswith("out of scope: "))
+    assert line == "out of scope: " + ", ".join(f"{n} in {s}" for s, n in found["rows_out_of_scope"].items())
+
+
+def test_a_run_and_its_plan_begin_with_what_they_understood(
+    tagger: Path, task_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe: dict[str, Any] = {
+        "teacher": str(tagger), "task": "token-classification", "data": str(task_data), "out": str(tmp_path / "out"),
+        "student": SHAPE, "batch": 8,
+    }  # fmt: skip
+    plan = plan_of(Recipe(**recipe))
+    first = "task: token-classification (entities, BIO), scored by entity_f1"
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == first
+    assert f"steps at most: student {plan.student_steps:,}" in lines
+    assert plan.understood["head"]["own_labels_in_data"] == ["city", "item"]
+    with pytest.raises(BadInput, match=r"--max-minutes is 0\.01"):
+        run(Recipe(**recipe, max_minutes=0.01))
+    assert capsys.readouterr().err.splitlines()[0] == first
+
+
+def test_a_fine_tuning_begins_with_what_it_understood_and_ends_with_its_score(
+    tiny_teacher: Path, task_data: Path, tmp_path: Path
+) -> None:
+    heard: list[str] = []
+
+    def hear(event: Event) -> None:
+        if event.kind == "message":
+            heard.append(event.text)
+
+    made = compress.finetune(
+        str(tiny_teacher),
+        "text-classification",
+        str(task_data),
+        tmp_path / "tuned",
+        epochs=0.5,
+        batch=16,
+        progress=hear,
+    )
+    assert heard[0] == "task: text-classification (single label), scored by accuracy"
+    assert "head: tiny gets a new head for 3 labels" in heard
+    assert "steps at most: fine-tuning 8" in heard
+    result = finetune_result(made)
+    looks = dict(json.loads((made / "lineage.json").read_text(encoding="utf-8"))["validation"])
+    assert result["value"] == max(looks.values())
+    assert (result["checkpoint"], result["metric"], result["examples"]) == (str(made), "accuracy", 40)
+    assert (result["step"], result["steps"]) == (8, 8)
+    assert result_line(result) == f"validation: accuracy {result['value']:.4f} on 40 texts, best after 8 of 8 steps"
+
+
+def test_a_distillation_says_what_it_made(tiny_teacher: Path, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("please refund the lamp\nthank you team\n" * 20, encoding="utf-8")
+    made = compress.distill(str(tiny_teacher), [corpus], tmp_path / "small", student=SHAPE, batch=8, pack=False)
+    result = distill_result(made)
+    assert result.pop("loss") > 0
+    assert result == {
+        "checkpoint": str(made), "student": SHAPE, "method": "minilmv2", "teacher": "tiny", "epochs": 1.0, "steps": 5,
+    }  # fmt: skip
+
+
+def test_a_method_that_is_not_is_told_among_the_other_faults(tmp_path: Path) -> None:
+    for method, said in (("minlm", "--method minlm is not known"), ("minilm@6x57", "'6x57' is not known")):
+        with pytest.raises(BadInput) as refused:
+            opened(tmp_path / "nowhere", "text-classification", tmp_path / "nodata", method=method)
+        assert "3 faults were found" in refused.value.message
+        assert said in refused.value.message
