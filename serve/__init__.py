@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
-    from serve.bundle.manifest import open_bundle
     from serve.client import Client
     from serve.model.pipeline import Pipeline
+    from serve.tasks import open_bundle
 
 __all__ = ["Client", "Pipeline", "open_bundle"]
 
@@ -26,7 +26,7 @@ def __getattr__(name: str) -> object:
 
         return Client
     if name == "open_bundle":
-        from serve.bundle.manifest import open_bundle
+        from serve.tasks import open_bundle
 
         return open_bundle
     raise AttributeError(f"module 'serve' has no attribute {name!r}")

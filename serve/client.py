@@ -20,12 +20,16 @@ import msgspec
 
 from serve.errors import BadInput, DeadlineExceeded, InternalError, Overloaded, StillroomError, TooLarge, Unavailable
 from serve.retry import drawn_pause_s, retry_after_s
-from serve.text.answers import EntitiesAnswer, LabelsAnswer, NumberAnswer, OffsetUnit, QuestionAnswer
+from serve.tasks.question_answering import QuestionAnswer
+from serve.tasks.text_classification import LabelsAnswer
+from serve.tasks.text_regression import NumberAnswer
+from serve.tasks.token_classification import EntitiesAnswer
+from serve.text.answers import OffsetUnit
 from serve.text.inputs import pairs_of
 from serve.text.spans import Aggregation
 
 if TYPE_CHECKING:
-    from serve.model.description import ModelDescription
+    from serve.workers.supervisor import ModelDescription
 
 # Pauses before a retry, if the server sends no Retry-After.
 FIRST_PAUSE_S = 0.2

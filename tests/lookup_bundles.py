@@ -11,7 +11,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from serve.bundle.manifest import PER_TOKEN, SCHEMA_VERSION, canonical_json, digest, sha256_file
+from serve.bundle.manifest import SCHEMA_VERSION, canonical_json, digest, sha256_file
+from serve.tasks import task_named
 from serve.text.entity_markers import MARKERS
 from serve.text.labels import bio_tags
 
@@ -102,7 +103,7 @@ def write_bundle(folder: Path, table: np.ndarray, *, layers: int = 0, **changes:
     """A whole bundle with one graph of `table`; `changes` are its manifest's, whose task says what logits are of."""
     folder.mkdir(parents=True)
     write_tokenizer(folder)
-    per_text = changes.get("task", "token-classification") not in PER_TOKEN
+    per_text = not task_named(str(changes.get("task", "token-classification"))).per_token
     write_graph(folder / "onnx" / "model.onnx", table, per_text=per_text, layers=layers)
     write_manifest(folder, **changes)
     return folder

@@ -8,7 +8,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from latency.candidates.availability import INSTALL_TORCH_CUDA
-from serve.bundle.gpu import INSTALL_ONNXRUNTIME_GPU
+from serve.bundle.runtimes import INSTALL_ONNXRUNTIME_GPU
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

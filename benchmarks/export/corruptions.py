@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from serve.bundle.manifest import canonical_json, digest, open_bundle
+from serve.bundle.manifest import canonical_json, digest
 from serve.errors import BundleError
+from serve.tasks import open_bundle
 
 Undo = Callable[[], None]
 PATHS = ("../outside", "/etc/hostname", "onnx/../../outside", "a\\b", "onnx//model.onnx", "./config.json", "x.pkl", "")

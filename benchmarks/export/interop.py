@@ -33,9 +33,9 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from serve.bundle.manifest import open_bundle
 from serve.model.pipeline import Pipeline
 from serve.model.session import openvino_core
+from serve.tasks import open_bundle
 from serve.text.answers import softmax
 
 HERE = Path(__file__).parent

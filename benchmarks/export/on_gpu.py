@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from latency.measure.machine import machine_facts
-from serve.bundle.gpu import CUDA, gpu_lacks
-from serve.bundle.manifest import open_bundle
+from serve.bundle.runtimes import CUDA, gpu_lacks
 from serve.model.session import onnxruntime_options, onnxruntime_session
+from serve.tasks import open_bundle
 
 TEXTS, TOKENS = 32, 60
 SHAPES = ((1, 16), (1, 128), (8, 128), (64, 128), (256, 32))

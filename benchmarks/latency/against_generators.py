@@ -32,8 +32,8 @@ from latency.load.driver import drive
 from latency.load.generator import OUR_TEMPLATE, request_bodies
 from latency.load.http_client import target_of
 from latency.measure.statistics import PAIRS_FOR_INTERVAL, paired_ratio
-from serve.bundle.manifest import open_bundle
 from serve.http.service import ENDPOINT_OF
+from serve.tasks import open_bundle
 
 # autocannon reports latencies in whole milliseconds. It sends the requests of each second at once, at the second's start.
 THEIRS = """

@@ -25,8 +25,8 @@ from latency.measure.interleave import Worker, at_work, timing_environment
 from latency.measure.statistics import paired_ratio
 from latency.measure.worker import inputs_of
 from latency.measure.workloads import Workload
-from serve.bundle.manifest import open_bundle
 from serve.model.session import onnxruntime_options
+from serve.tasks import open_bundle
 
 WORKER = Path(__file__).with_name("optimum_benchmark_worker.py")
 SECONDS = 2.0

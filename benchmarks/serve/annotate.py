@@ -27,7 +27,9 @@ from latency.measure.machine import machine_facts
 from latency.measure.statistics import paired_ratio
 from serve.bundle.cpu_quota import available_cores
 from serve.model.pipeline import Pipeline, length_batches
+from serve.tasks.served_task import ReadText
 from serve.text.answers import AnswerOptions
+from serve.text.inputs import TextWork
 from serve.workers.offline_pool import length_chunks
 from stillroom.commands.annotate.reader import InputFile
 from stillroom.commands.annotate.rows import Columns
@@ -62,7 +64,10 @@ def bare(bundle: Path, file: Path, variant: str | None, run_tokens: int, block: 
             encodings = pipeline.encode([text for text, _ in chosen], pairs or None)
             for batch in length_batches([len(each) for each in encodings], run_tokens):
                 for place, logits in zip(batch, pipeline.session.run([encodings[i] for i in batch]), strict=True):
-                    answers[blocks[mine][place]] = pipeline.answer(chosen[place][0], encodings[place], logits, options)
+                    text = chosen[place][0]
+                    words = pipeline.task.words(text, encodings[place])
+                    read = ReadText(TextWork(*chosen[place], options), encodings[place], words)
+                    answers[blocks[mine][place]] = pipeline.task.answer(read, logits, pipeline.facts)
         pipe.send((time.perf_counter(), time.process_time() - began_s))
         pipe.send(answers)
 

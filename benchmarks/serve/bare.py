@@ -16,7 +16,9 @@ from typing import Any
 
 from compress.data.texts import read_texts
 from serve.model.pipeline import Pipeline, length_batches
+from serve.tasks.served_task import ReadText
 from serve.text.answers import AnswerOptions
+from serve.text.inputs import TextWork
 
 
 def main() -> None:
@@ -71,7 +73,8 @@ def alone_ms(pipeline: Pipeline, text: str) -> float:
 def answered(pipeline: Pipeline, texts: list[str]) -> None:
     encodings = pipeline.encode(texts)
     for text, encoding, logits in zip(texts, encodings, pipeline.session.run(encodings), strict=True):
-        pipeline.answer(text, encoding, logits, OPTIONS)
+        words = pipeline.task.words(text, encoding)
+        pipeline.task.answer(ReadText(TextWork(text, None, OPTIONS), encoding, words), logits, pipeline.facts)
 
 
 OPTIONS = AnswerOptions()

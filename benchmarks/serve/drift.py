@@ -21,6 +21,8 @@ from compress.data.texts import read_texts
 from serve.model.pipeline import Pipeline
 from serve.observe.drift import ALARM_DEVIATIONS, LONG_WINDOWS, WINDOW_TEXTS, Drift, Expected
 from serve.observe.metrics import Metrics
+from serve.tasks.served_task import ReadText
+from serve.text.inputs import TextWork
 
 
 def quantities_of(pipeline: Pipeline, file: Path) -> dict[str, np.ndarray]:
@@ -28,7 +30,7 @@ def quantities_of(pipeline: Pipeline, file: Path) -> dict[str, np.ndarray]:
     texts = read_texts(file)
     rows = pipeline.encode(texts)
     found = [
-        pipeline.confidence(pipeline.words(text, row), logits)
+        pipeline.task.confidence(ReadText(TextWork(text), row, pipeline.task.words(text, row)), logits, pipeline.facts)
         for first in range(0, len(rows), 64)
         for text, row, logits in zip(
             texts[first : first + 64],

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 from running import Place, endpoint, post, text_body
 
-from serve.http.v1.requests import Limits
 from serve.model.pipeline import Pipeline
+from serve.settings import Limits
 
 MOST_CHARACTERS = 2000
 MOST_TEXTS = 16  # a request

@@ -16,7 +16,7 @@ from running import drive, endpoint, post, serving, text_body
 
 from compress.data.texts import read_texts
 from latency.measure.machine import machine_facts
-from serve.bundle.gpu import gpu_lacks
+from serve.bundle.runtimes import gpu_lacks
 
 LOADS = ((1, 1), (8, 16), (64, 8))  # texts a request, connections
 GPU_OPTIONS = ("--batch-tokens", "16384", "--threads", "8")

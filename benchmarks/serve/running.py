@@ -18,8 +18,8 @@ import psutil
 from latency.load import driver
 from latency.load.driver import Driven
 from latency.load.http_client import target_of
-from serve.bundle.manifest import open_bundle
 from serve.http.service import ENDPOINT_OF
+from serve.tasks import open_bundle
 
 START_S = 180.0
 STOP_S = 60.0

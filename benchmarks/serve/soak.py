@@ -37,7 +37,7 @@ from running import Server, drive, results_of, serving
 from compress.data.texts import read_texts
 from latency.load.driver import TIMEOUT, Became, Driven
 from latency.measure.machine import machine_facts
-from serve.http.v1.requests import Limits
+from serve.settings import Limits
 
 SLICE = 400  # requests between two samples of memory
 BAD_SHARE = 1 / 8

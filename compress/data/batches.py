@@ -12,7 +12,7 @@ from torch import Tensor
 from compress.data.encoded import IGNORED, Encoded
 from compress.data.sampler import Sampler
 from compress.distributed import Share
-from serve.bundle.manifest import PER_TOKEN
+from serve.tasks import task_named
 
 BATCH_TOKENS = 2_048  # padded tokens of a prediction batch: enough for the matrix units, and small enough for the cache
 
@@ -166,7 +166,8 @@ def collate(
     ids = padded([encoded.ids[i] for i in chosen], encoded.pad_id)
     mask = padded([np.ones_like(encoded.ids[i]) for i in chosen], 0)
     types = padded([encoded.encodings[i].type_ids for i in chosen], 0)
-    a_text = ids.shape[1] if encoded.task in PER_TOKEN else 1
+    per_token = task_named(encoded.task).per_token
+    a_text = ids.shape[1] if per_token else 1
     flat = [encoded.rows[i] + row * a_text for row, i in enumerate(chosen)]
     if remap is not None:
         ids = remap[ids]
@@ -176,7 +177,7 @@ def collate(
         torch.from_numpy(np.concatenate(flat)),
         torch.from_numpy(np.concatenate([encoded.targets[i] for i in chosen])),
         None if soft is None else torch.from_numpy(np.concatenate([soft[i] for i in chosen]).astype(np.float32)),
-        encoded.task not in PER_TOKEN,
+        not per_token,
     )
 
 

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
-from serve.bundle import manifest
 from serve.errors import BadInput
+from serve.task import TaskName
 from serve.text.entity_markers import MARKERS, has_markers, marked
 from serve.text.labels import NUMBER, SPAN_ENDS
 from serve.wording import counted
 
-Task = manifest.Task  # what is trained is what can be served
+Task = TaskName  # what is trained is what can be served
 # A task that is trained and scored, and not served; its rows are `compress.data.text_pairs`.
 GENERATION = "text2text-generation"
 # In config.json of a model that generates: {"tokens": of text and target together, "target_tokens": of a target}, both the most.

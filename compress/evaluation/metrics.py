@@ -18,7 +18,11 @@ import numpy as np
 from compress.data.examples import Example, Task, number_of
 from compress.evaluation.questions import Acceptable, exact, word_f1
 from compress.evaluation.vectors import similarity_moments
-from serve.text.answers import Answer, EntitiesAnswer, NumberAnswer, QuestionAnswer, VectorAnswer
+from serve.tasks import Answer
+from serve.tasks.feature_extraction import VectorAnswer
+from serve.tasks.question_answering import QuestionAnswer
+from serve.tasks.text_regression import NumberAnswer
+from serve.tasks.token_classification import EntitiesAnswer
 
 # A model's answer to one text: its set of (start, end, label), its class, the set of labels that apply, its number, its vector, or the
 # answer to a question, which is empty for none. What is right for a question is `Acceptable`.

@@ -9,7 +9,8 @@ from compress.data.encoded import Encoded, encode
 from compress.data.examples import Example
 from compress.evaluation.predictions import shared_row_logits
 from compress.models.answering import AnsweringModel
-from serve.text.answers import NUMBER_DIGITS, softmax
+from serve.tasks.text_regression import NUMBER_DIGITS
+from serve.text.answers import softmax
 from serve.text.spans import words
 
 SHARD_TEXTS = 1_024  # the most work that a kill loses

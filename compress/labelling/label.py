@@ -26,6 +26,7 @@ from compress.progress import Notify, advancing, message, silent
 from compress.settings import TASKS, Labelling
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
+from serve.options import rule_faults
 from serve.wording import one_of
 
 if TYPE_CHECKING:
@@ -146,8 +147,8 @@ def _opened(settings: Labelling) -> _Teacher:
     if len(given) != 1:
         raise BadInput("Give one of --with, --with-command and --with-url: what answers.")
     if settings.checkpoint:
-        if settings.task or settings.label:
-            raise BadInput("--task and --label are those of the model's head; leave them out.")
+        if faults := rule_faults(settings):
+            raise BadInput(" ".join(faults))
         return _opened_model(settings)
     if not settings.task:
         raise BadInput(f"--task is needed: what is answered, {one_of(TASKS)}.")

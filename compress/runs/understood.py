@@ -9,7 +9,8 @@ import numpy as np
 from compress.data.examples import SPLITS, check_task, number_of
 from compress.evaluation.metrics import gold_of
 from compress.evaluation.questions import Acceptable
-from serve.text.labels import entity_labels, kind_of
+from serve.tasks import task_named
+from serve.text.labels import entity_labels
 from serve.wording import counted
 
 if TYPE_CHECKING:
@@ -32,8 +33,7 @@ def understood(inputs: "TaskInputs", steps: Mapping[str, int] | None = None) -> 
     theirs = list(entity_labels(own) if entities else own) if own else []
     found: dict[str, Any] = {
         "task": task,
-        "kind": kind_of(
-            task,
+        "kind": task_named(task).answer_kind(
             inputs.labels,
             multi_label=splits.multi_label,
             relations=splits.relations,

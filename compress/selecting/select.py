@@ -26,6 +26,7 @@ from compress.settings import Selecting
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
 from serve.files import replacing
+from serve.options import rule_faults
 from serve.text.labels import entity_labels
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def select(settings: Selecting, notify: Notify = silent) -> dict[str, Any]:
         for path in settings.bank:
             bank += faults.check(partial(_bank, path, task, columns, pairs=splits.pairs)) or []
     encoder = faults.check(lambda: _encoder(settings))
+    faults.messages += rule_faults(settings)
     model = faults.check(lambda: _model(settings, splits))
     faults.check(lambda: _check_out(out))
     faults.raise_if_any()
@@ -125,11 +127,7 @@ def _encoder(settings: Selecting) -> "SentenceEncoder":
 
 
 def _model(settings: Selecting, splits: Splits | None) -> "AnsweringModel | None":
-    """The model of --with. BadInput if it and --uncertain do not go together, or it does not answer what the data asks."""
-    if settings.uncertain and not settings.checkpoint:
-        raise BadInput("--uncertain needs --with: the fine-tuned model that is more or less sure of its answers.")
-    if settings.checkpoint and not settings.uncertain:
-        raise BadInput("--with needs --uncertain: the number of texts to keep.")
+    """The model of --with. BadInput if it does not answer what the data asks."""
     if not settings.checkpoint:
         return None
     model = answering.open_answering(settings.checkpoint, revision=settings.revision, max_length=settings.max_length)

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from compress.models.configurations import loading_config, position_limit
 from compress.models.sentence_pooling import pooling_in
 from export.graph.nodes import Wiring
-from serve.bundle.manifest import Task
 from serve.errors import BadInput
 from serve.files import replacing
 from serve.model.session import OUTPUT
+from serve.task import TaskName
 from serve.text.labels import MULTI_LABEL, gives_number
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ MAX_WEIGHT_BYTES = 2**31 - 2**26
 class GraphInfo:
     """The exported graph, described."""
 
-    task: Task
+    task: TaskName
     labels: tuple[str, ...]
     """Index -> name, from the checkpoint's `id2label`."""
     inputs: tuple[str, ...]
@@ -145,7 +145,7 @@ def _keep_gelu_apart(model: "ModelProto") -> None:
                 wiring.initializers[name].CopyFrom(numpy_helper.from_array(row, name))
 
 
-def load_answering_model(checkpoint: Path) -> tuple["PreTrainedModel | SentenceModel", Task]:
+def load_answering_model(checkpoint: Path) -> tuple["PreTrainedModel | SentenceModel", TaskName]:
     """The model in folder `checkpoint`, in float32 and evaluation mode, and its task, from `config.architectures`.
 
     Without a head for a task it is an encoder of sentences, if its folder says how vectors are made. BadInput when it is neither.
@@ -158,12 +158,12 @@ def load_answering_model(checkpoint: Path) -> tuple["PreTrainedModel | SentenceM
     )
 
     architecture = _architecture(checkpoint)
-    classes: dict[Task, type] = {
+    classes: dict[TaskName, type] = {
         "question-answering": AutoModelForQuestionAnswering,
         "token-classification": AutoModelForTokenClassification,
         "text-classification": AutoModelForSequenceClassification,
     }
-    task: Task
+    task: TaskName
     if architecture.endswith("ForTokenClassification"):
         task = "token-classification"
     elif architecture.endswith("ForSequenceClassification"):

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from serve.bundle.manifest import Task
+from serve.task import TaskName
 from serve.text.entity_markers import MARKERS
 from serve.text.labels import entity_labels
 
@@ -45,7 +45,7 @@ class CardFacts:
     """The facts on the card; an unknown one is left out."""
 
     name: str
-    task: Task
+    task: TaskName
     labels: Sequence[str]
     max_length: int
     figures: Sequence[Figure] = ()

@@ -16,7 +16,6 @@ from serve.bundle.manifest import (
     MANIFEST,
     ONNX_NAMES,
     SCHEMA_VERSION,
-    Task,
     ValidationScores,
     canonical_json,
     digest,
@@ -24,6 +23,7 @@ from serve.bundle.manifest import (
 )
 from serve.errors import BadInput
 from serve.files import replacing_folder
+from serve.task import TaskName
 
 POOLING_FILES = ("modules.json", "1_Pooling/config.json", "sentence_bert_config.json")
 CHECKPOINT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
@@ -44,7 +44,7 @@ def pack(
     onnx_files: Mapping[str, Path],
     schemes: Mapping[str, str],
     name: str,
-    task: Task,
+    task: TaskName,
     labels: Sequence[str],
     vector_width: int = 0,
     normalised: bool = False,

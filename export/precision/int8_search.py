@@ -29,9 +29,9 @@ from export.precision.calibration import TensorRange, channel_ranges, tensor_ran
 from export.precision.int8 import NO_SATURATION, Quantised, WeightBits, quantise_static
 from export.precision.smoothquant import smoothed
 from serve.bundle.cpu import cpu_features, suits
-from serve.bundle.manifest import PER_TOKEN
 from serve.bundle.runtimes import Runtime
 from serve.model.session import Session
+from serve.tasks import task_named
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -265,9 +265,10 @@ def with_intervals(scores: Mapping[str, Score | Verdict]) -> dict[str, dict[str,
 def session_logits(session: Session, encoded: Encoded) -> list[np.ndarray]:
     """The logits of each text's rows from a session, in the shapes of `compress.evaluation.predictions.row_logits`."""
     out: list[np.ndarray] = [np.empty(0)] * len(encoded)
+    per_token = task_named(encoded.task).per_token
     for chosen in batches_by_length([len(ids) for ids in encoded.ids]):
         for i, logits in zip(chosen, session.run([encoded.encodings[i] for i in chosen]), strict=True):
-            out[i] = logits[encoded.rows[i]] if encoded.task in PER_TOKEN else logits[None]
+            out[i] = logits[encoded.rows[i]] if per_token else logits[None]
     return out
 
 

@@ -15,8 +15,7 @@ import numpy as np
 from compress.data.encoded import IGNORED, Encoded
 from export.settings import KEPT_RIGHT, Precision
 from serve.bundle.manifest import ValidationScores
-from serve.text.answers import sigmoid, softmax
-from serve.text.confidence import confidence
+from serve.text.answers import confidence, sigmoid, softmax
 
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.05, 20.0
 

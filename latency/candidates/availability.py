@@ -3,8 +3,7 @@
 from importlib.util import find_spec
 
 from latency.candidates.candidate import Runtime
-from serve.bundle.gpu import CUDA, gpu_lacks
-from serve.bundle.runtimes import INSTALL_OPENVINO, Device, has_openvino
+from serve.bundle.runtimes import CUDA, INSTALL_OPENVINO, Device, gpu_lacks, has_openvino
 
 # The version is that of constraints.txt.
 INSTALL_TORCH_CUDA = "pip install --force-reinstall --index-url https://pypi.org/simple torch==2.13.0"

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from serve.bundle.manifest import Task
 from serve.bundle.runtimes import Device
+from serve.task import TaskName
 
 Runtime = Literal["torch", "torch-compile", "torch-cuda-graphs", "onnxruntime", "onnxruntime-tensorrt", "openvino"]
 Int64s = npt.NDArray[np.int64]
@@ -21,7 +21,7 @@ class Reads:
     """A model's tokenizer, task and labels, with which it can be timed from text to answer."""
 
     folder: Path  # holds tokenizer.json
-    task: Task
+    task: TaskName
     labels: tuple[str, ...]
     multi_label: bool = False
 

@@ -14,18 +14,9 @@ from latency.candidates.candidate import Call, Candidate
 from serve.errors import BadInput
 from serve.model.pipeline import length_batches
 from serve.model.session import padded
-from serve.text.answers import (
-    Answer,
-    AnswerOptions,
-    applying_labels_answer,
-    entities_answer,
-    labels_answer,
-    number_answer,
-    question_answer,
-    vector_answer,
-)
-from serve.text.questions import EVEN_SCORE, found_answer, question_rows
-from serve.text.spans import words
+from serve.tasks import Answer, task_named
+from serve.tasks.served_task import ModelFacts, ReadText
+from serve.text.inputs import TextWork
 from serve.text.tokenizer import load_tokenizer
 
 Text = str | tuple[str, str]  # or a text with its pair
@@ -42,7 +33,7 @@ class Parts(NamedTuple):
     decode_ms: float
 
 
-class Answered(NamedTuple):
+class TimedAnswers(NamedTuple):
     """A pass over many texts in batches."""
 
     answers: list[Answer]  # in the order of the texts
@@ -74,7 +65,7 @@ class EndToEnd:
             len(encoding), (tokenised_ns - start_ns) / 1e6, (run_ns - tokenised_ns) / 1e6, (decoded_ns - run_ns) / 1e6
         )
 
-    def many(self, texts: Sequence[Text], batch_tokens: int) -> Answered:
+    def many(self, texts: Sequence[Text], batch_tokens: int) -> TimedAnswers:
         """Answers all of `texts`, sorted by length, in batches of at most `batch_tokens` padded tokens."""
         start_s = time.perf_counter()
         encodings = self._tokenizer.encode_batch(list(texts))
@@ -96,40 +87,18 @@ class EndToEnd:
         wall_s = time.perf_counter() - start_s
         tokens = sum(map(len, encodings))
         parts = Parts(tokens, 1e3 * (tokenised_s - start_s), 1e3 * run_s, 1e3 * decode_s)
-        return Answered(answers, parts, padded_tokens, wall_s)
+        return TimedAnswers(answers, parts, padded_tokens, wall_s)
 
 
 def _decoder(candidate: Candidate) -> Callable[[Text, Encoding, np.ndarray], Answer]:
     reads = candidate.reads
     assert reads is not None
-    labels, options = list(reads.labels), AnswerOptions()
-    if reads.task == "token-classification":
+    task, facts = task_named(reads.task), ModelFacts(reads.labels, reads.multi_label)
 
-        def entities(given: Text, encoding: Encoding, row: np.ndarray) -> Answer:
-            text = given if isinstance(given, str) else given[0]
-            found = words(text, encoding.offsets, encoding.word_ids)
-            # OpenVINO's rows are padded to multiples of the vector width.
-            row = row[: len(encoding)]
-            return entities_answer(text, found, row, labels, options, truncated=bool(encoding.overflowing))
+    def answer(given: Text, encoding: Encoding, logits: np.ndarray) -> Answer:
+        work = TextWork(given) if isinstance(given, str) else TextWork(*given)
+        read = ReadText(work, encoding, task.words(work.text, encoding), bool(encoding.overflowing))
+        answered: Answer = task.answer_unwindowed(read, logits, facts)
+        return answered
 
-        return entities
-    if reads.task == "question-answering":
-
-        def answer_to(given: Text, encoding: Encoding, row: np.ndarray) -> Answer:
-            # Of a text alone there is no context, and no answer.
-            context = "" if isinstance(given, str) else given[1]
-            (asked,) = question_rows(encoding, context, max(1, len(encoding)))
-            places = asked.places
-            places[1:] += len(encoding) - len(asked)  # a very long question is cut in the row, and was not for this run
-            found = found_answer([asked], [row[places]])
-            return question_answer(context, found, options, EVEN_SCORE)
-
-        return answer_to
-    if reads.task == "text-regression":
-        return lambda _text, encoding, row: number_answer(row, truncated=bool(encoding.overflowing))
-    if reads.task == "feature-extraction":
-        return lambda _text, encoding, row: vector_answer(
-            row, len(encoding), options, normalised=False, truncated=bool(encoding.overflowing)
-        )
-    answer = applying_labels_answer if reads.multi_label else labels_answer
-    return lambda _text, encoding, row: answer(row, labels, options, truncated=bool(encoding.overflowing))
+    return answer

@@ -29,7 +29,7 @@ from latency.measure.worker import Loaded, OfflineTurn, ServerTurn, StreamTurn, 
 from latency.measure.workloads import Workload
 from serve.bundle.cpu_quota import one_cpu_a_core, read_cores
 from serve.errors import BadInput, InternalError
-from serve.text.answers import Answer
+from serve.tasks import Answer
 
 Progress = Callable[[int, int, str], None]  # steps done, all steps, what is being timed
 

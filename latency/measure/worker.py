@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from latency.candidates.candidate import Call, Candidate
     from latency.candidates.end_to_end import EndToEnd, Parts, Text
-    from serve.text.answers import Answer
+    from serve.tasks import Answer
 
 # The last is for the tokenizer, which would otherwise use every core for a batch of texts.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")

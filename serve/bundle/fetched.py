@@ -23,8 +23,8 @@ from serve.bundle.manifest import (
     Bundle,
     Manifest,
     canonical_json,
-    open_bundle,
     parse_manifest,
+    read_bundle,
 )
 from serve.bundle.remote_files import Unreachable, copy, read, shown
 from serve.errors import BundleError
@@ -108,7 +108,7 @@ def _cached(digest: str) -> Bundle | None:
     if not _folder_of(digest).is_dir():
         return None
     try:
-        bundle = open_bundle(_folder_of(digest))
+        bundle = read_bundle(_folder_of(digest))
     except (BundleError, OSError):
         return None
     return bundle if bundle.manifest.digest == digest else None
@@ -132,7 +132,7 @@ def _download(url: str, manifest: Manifest, content: bytes, progress: Progress) 
     def fetch(partial: Path) -> Bundle:
         _fill(partial, url, manifest, content, progress)
         try:
-            return open_bundle(partial)
+            return read_bundle(partial)
         except BundleError as fault:
             why = fault.message.replace(str(partial), shown(url))
             raise BundleError(f"{why}, or upload it again: `stillroom push BUNDLE URL --replace`") from None

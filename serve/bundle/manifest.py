@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -21,6 +21,7 @@ from serve.bundle.external_data import graph_fault
 from serve.bundle.remote_files import is_url
 from serve.errors import BadInput, BundleError
 from serve.observe.logs import plain
+from serve.task import TaskName
 
 # 3: the digest leaves out model card and reports. In 1 and 2 it covers all files. All three versions can be read.
 # 2: each variant names the instruction sets that it needs. In 1 the bundle names them once.
@@ -50,12 +51,6 @@ CARD = "README.md"
 
 # These files describe the bundle; the digest leaves them out.
 ABOUT_IT = frozenset({"README.md", "report.html", "report.json"})
-
-Task = Literal[
-    "token-classification", "text-classification", "text-regression", "question-answering", "feature-extraction"
-]
-# Tasks whose graph gives logits to each token.
-PER_TOKEN = frozenset({"token-classification", "question-answering"})
 
 
 class BundleFile(msgspec.Struct, frozen=True):
@@ -104,7 +99,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     schema_version: int
     name: str
-    task: Task
+    task: TaskName
     labels: list[str]
     """Names in the order of the logits; for token classification these are tags (`O`, `B-city`, ...), for regression `score` alone, for
     question answering `start` and `end`, for vectors none."""
@@ -193,11 +188,8 @@ def digest(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical_json(kept)).hexdigest()
 
 
-def open_bundle(path: Path | str, *, known: Collection[str] = ()) -> Bundle:
-    """The bundle in folder `path`, or at this URL, with every file checked. BundleError lists what is wrong with it.
-
-    A URL whose last bundle has one of the digests `known` is not asked again.
-    """
+def read_bundle(path: Path | str, *, known: Collection[str] = ()) -> Bundle:
+    """As `serve.tasks.open_bundle`, but the rules of its task are not checked."""
     if is_url(path):
         from serve.bundle.fetched import open_remote
 
@@ -278,15 +270,6 @@ def _manifest_faults(manifest: Manifest) -> Iterator[str]:
         yield f"schema_version is {manifest.schema_version}, and the first version is 1"
     if not manifest.name:
         yield "name is empty"
-    yield from _output_faults(manifest)
-    for kind in ("multi_label", "relations", "pairs"):
-        others = ("text-regression", "question-answering") if kind == "pairs" else ()
-        if getattr(manifest, kind) and manifest.task not in ("text-classification", *others):
-            yield f"{kind} is for text-classification, not for {manifest.task}"
-    if manifest.task == "text-regression" and len(manifest.labels) > 1:
-        yield f"text-regression gives a text one number, and there are {len(manifest.labels)} labels"
-    if manifest.task == "question-answering" and len(manifest.labels) != 2:
-        yield f"question-answering gives a token two numbers, and there are {len(manifest.labels)} labels"
     if manifest.max_length < 1:
         yield f"max_length is {manifest.max_length}, not at least 1 token"
     if manifest.default_variant not in manifest.variants:
@@ -299,17 +282,6 @@ def _manifest_faults(manifest: Manifest) -> Iterator[str]:
         yield f"it lists {len(manifest.files):,} files, more than {MAX_FILES:,}"
     for name, file in manifest.files.items():
         yield from _listing_faults(name, file)
-
-
-def _output_faults(manifest: Manifest) -> Iterator[str]:
-    """Faults of what the model gives: vectors, or the labels of its logits."""
-    of_vectors = manifest.task == "feature-extraction"
-    if of_vectors is not (manifest.vector_width > 0):
-        yield f"vector_width is {manifest.vector_width}, and {manifest.task} {'needs one above 0' if of_vectors else 'has no vectors'}"
-    if of_vectors and manifest.labels:
-        yield "feature-extraction has no labels"
-    if not of_vectors:
-        yield from label_faults(manifest.labels)
 
 
 def label_faults(labels: Sequence[str]) -> Iterator[str]:

@@ -4,9 +4,8 @@ from collections.abc import Collection
 from typing import NamedTuple, cast, get_args
 
 from serve.bundle.cpu import cpu_features, suits
-from serve.bundle.gpu import gpu_lacks
 from serve.bundle.manifest import CARD, Bundle
-from serve.bundle.runtimes import INSTALL_OPENVINO, Device, Runtime, has_openvino
+from serve.bundle.runtimes import INSTALL_OPENVINO, Device, Runtime, gpu_lacks, has_openvino
 from serve.errors import BadInput, BundleError
 
 

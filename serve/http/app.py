@@ -22,8 +22,8 @@ from serve.http.auth.access import Access, Bodies
 from serve.http.auth.api_keys import KEYS_VARIABLE, MakeCounts, key_texts, keyring_of, read_keys
 from serve.http.auth.cors import Origins
 from serve.http.auth.key_counts import SharedCounts, own_counts
-from serve.http.connections.front_share import Share
-from serve.http.connections.fronts import Fronts
+from serve.http.connections.front_share import ProcessShare
+from serve.http.connections.fronts import HttpProcesses
 from serve.http.connections.graceful_shutdown import CUT_OFF_S, LEAVE_S, Server
 from serve.http.connections.limits import Watch
 from serve.http.connections.sockets import is_loopback, listening, openable_connections, surviving_hangup
@@ -37,6 +37,7 @@ from serve.observe.metrics import Counter, Metrics
 from serve.observe.tracing import traces_from_environment
 from serve.settings import WORKERS_A_FRONT, ConnectionLimits, Limits, ServeSettings
 from serve.standard_streams import drop_unwritten
+from serve.tasks import SERVED_TASKS
 from serve.workers.supervisor import ServedModel, processes_for
 
 log = logging.getLogger("serve")
@@ -85,14 +86,7 @@ def create_app(
     aliases = aliases or {}
     check_names([model.manifest.name for model in models], aliases)
     service = Service(models, limits, metrics, aliases, traces_from_environment(), log_texts=log_texts)
-    direct = {
-        "/v1/entities": service.entities,
-        "/v1/classify": service.classify,
-        "/v1/score": service.score,
-        "/v1/answer": service.answer,
-        "/v1/embeddings": service.embeddings,
-        "/v1/relations": service.relations,
-    }
+    direct = {task.endpoint.path: partial(service.answer, task) for task in SERVED_TASKS}
     routes = [
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in direct.items()),  # other methods get 405
         Route("/v1/models", service.describe_models),
@@ -201,14 +195,14 @@ def serve(
                 return
             counts = SharedCounts(fronts)
 
-            def work(share: Share) -> None:
+            def work(share: ProcessShare) -> None:
                 with logs():
                     _server(bundles, of_front(settings, share, processes), share, counts).run(
-                        share.control, lambda: share.say({"digests": share.digests})
+                        share.control, lambda: share.send({"digests": share.digests})
                     )
 
             leave_s = settings.drain_s + CUT_OFF_S + LEAVE_S
-            Fronts(listener, fronts, work, linger_s=settings.linger_s, leave_s=leave_s, opened=opened).run()
+            HttpProcesses(listener, fronts, work, linger_s=settings.linger_s, leave_s=leave_s, opened=opened).run()
 
 
 def knows_clients(settings: ServeSettings) -> bool:
@@ -244,7 +238,7 @@ def fronts_of(settings: ServeSettings) -> tuple[int, int]:
     return fronts, processes
 
 
-def of_front(settings: ServeSettings, share: Share, processes: int) -> ServeSettings:
+def of_front(settings: ServeSettings, share: ProcessShare, processes: int) -> ServeSettings:
     """The settings of one front process: its part of what is bounded for the whole server."""
     whole, most = settings.connections, settings.limits
     connections = replace(
@@ -267,7 +261,7 @@ def address(settings: ServeSettings, port: int) -> str:
 def _server(
     bundles: Sequence[Path | str],
     settings: ServeSettings,
-    share: Share | None = None,
+    share: ProcessShare | None = None,
     counts: SharedCounts | None = None,
 ) -> Server:
     """The server with these settings, or with `share` and `counts` one front process of it."""
@@ -301,7 +295,7 @@ def _server(
     )
 
 
-def _join(service: Service, watch: Watch, share: Share) -> None:
+def _join(service: Service, watch: Watch, share: ProcessShare) -> None:
     """Makes the server one of several front processes. BundleError if the others serve another bundle."""
     digests = {name: model.manifest.digest for name, model in service.models.items()}
     if share.digests and share.digests != digests:
@@ -314,11 +308,11 @@ def _join(service: Service, watch: Watch, share: Share) -> None:
 
     def reloaded() -> None:
         share.digests.update({name: model.manifest.digest for name, model in service.models.items()})
-        share.say({"digests": share.digests})
+        share.send({"digests": share.digests})
 
     def warm() -> None:
         share.board.warmed(share.number)
-        share.say({"warm": True})
+        share.send({"warm": True})
 
     watch.on_closed = partial(share.board.count_closed, share.number)
     service.fronts = FrontMetrics(service.metrics, share.sockets, share.number, share.fronts)

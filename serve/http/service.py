@@ -10,44 +10,32 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from serve.bundle.manifest import Manifest
 from serve.bundle.remote_files import shown
-from serve.errors import BadInput, BundleError, DeadlineExceeded, NotFound, StillroomError, TooLarge, Unavailable
+from serve.errors import BadInput, BundleError, DeadlineExceeded, NotFound, StillroomError, Unavailable
 from serve.http.connections.exchange import GONE
 from serve.http.connections.sockets import reloading_on_hangup
 from serve.http.deadlines import Deadlines
 from serve.http.middleware import JsonResponse
 from serve.http.openapi.docs_page import at_address, docs_page
 from serve.http.openapi.v1 import openapi
-from serve.http.v1.relations import decode_relations, marked_texts
-from serve.http.v1.requests import (
-    AnswerRequest,
-    ClassifyRequest,
-    EmbeddingsRequest,
-    EntitiesRequest,
-    ScoreRequest,
-    answer_options,
-    check_limits,
-    read_json,
-    read_request,
-)
-from serve.model.work_items import TextWork, Work
+from serve.http.v1.requests import decode, read_json
+from serve.model.work_items import Work
 from serve.observe.front_metrics import FrontMetrics
 from serve.observe.logs import FIELDS
 from serve.observe.metrics import Metrics
 from serve.observe.request_context import TIMEOUT_HEADER, TIMEOUT_NAME, client_timeout_s, context_of, headers_of
 from serve.observe.tracing import Traces
 from serve.settings import Limits
-from serve.text.answers import AnswerOptions
-from serve.text.inputs import as_texts, pairs_of
-from serve.workers.process import Answered
+from serve.tasks.served_task import ServedTask
+from serve.text.inputs import TextWork
+from serve.workers.process import WorkOutput
 from serve.workers.supervisor import ServedModel
 
 log = logging.getLogger("serve")
@@ -61,31 +49,8 @@ Result = TypeVar("Result")
 
 PAGE = Path(__file__).parent / "page" / "index.html"
 
-# The kind of a model: its task, or relations.
-Kind = Literal[
-    "token-classification",
-    "text-classification",
-    "text-regression",
-    "question-answering",
-    "feature-extraction",
-    "relations",
-]
-ENDPOINT_OF: dict[Kind, str] = {
-    "token-classification": "/v1/entities",
-    "text-classification": "/v1/classify",
-    "text-regression": "/v1/score",
-    "question-answering": "/v1/answer",
-    "feature-extraction": "/v1/embeddings",
-    "relations": "/v1/relations",
-}
 
-
-class _Vector(msgspec.Struct):
-    embedding: msgspec.Raw
-    tokens: int
-
-
-class Described(NamedTuple):
+class ApiDescription(NamedTuple):
     """The OpenAPI document, and the page of it, of the models with these digests."""
 
     digests: list[str]
@@ -126,7 +91,7 @@ class Service:
         """Whether every front process has had its models."""
         self.on_reloaded: Callable[[], None] = lambda: None
         self._warming: asyncio.Task[None] | None = None
-        self._last_described: Described | None = None
+        self._last_api_description: ApiDescription | None = None
         self._deadlines = Deadlines()
 
     @asynccontextmanager
@@ -152,84 +117,15 @@ class Service:
         if reason := self.unready():
             raise reason
 
-    async def entities(self, request: Request) -> Response:
-        """POST /v1/entities: entity spans in each text."""
-        asked = await read_request(request, EntitiesRequest, self.limits)
-        options = answer_options(asked)
-        model = self._model(asked.model, "token-classification")
-        return await self._answer(request, model, as_texts(asked.text), None, options)
-
-    async def classify(self, request: Request) -> Response:
-        """POST /v1/classify: labels with scores for each text."""
-        asked = await read_request(request, ClassifyRequest, self.limits)
-        pairs = pairs_of(asked.text, asked.text_pair)
-        options = answer_options(asked)
-        model = self._model(asked.model, "text-classification")
-        return await self._answer(request, model, as_texts(asked.text), pairs, options)
-
-    async def score(self, request: Request) -> Response:
-        """POST /v1/score: a number for each text."""
-        asked = await read_request(request, ScoreRequest, self.limits)
-        pairs = pairs_of(asked.text, asked.text_pair)
-        options = answer_options(asked)
-        model = self._model(asked.model, "text-regression")
-        return await self._answer(request, model, as_texts(asked.text), pairs, options)
-
-    async def answer(self, request: Request) -> Response:
-        """POST /v1/answer: the answer to each question in its context."""
-        asked = await read_request(request, AnswerRequest, self.limits)
-        questions, contexts = as_texts(asked.question, "question"), as_texts(asked.context, "context")
-        if isinstance(asked.context, str):
-            contexts *= len(questions)
-            if len(asked.context) * len(questions) > max(self.limits.body_bytes, len(asked.context)):
-                raise TooLarge(
-                    f"context has {len(asked.context):,} characters for each of {len(questions):,} questions; this server takes "
-                    f"{self.limits.body_bytes:,} in all: ask fewer questions at once",
-                    field="context",
-                )
-        elif len(contexts) != len(questions) or isinstance(asked.question, str):
-            raise BadInput(
-                f"context has {len(contexts):,} texts for {len(questions):,} questions; give one context, or a list as long as question",
-                field="context",
-            )
-        check_limits(questions, "question", self.limits)
-        check_limits(contexts, "context", self.limits)
-        options = answer_options(asked)
-        model = self._model(asked.model, "question-answering")
-        return await self._answered(
-            request, model, [TextWork(*each, options) for each in zip(questions, contexts, strict=True)]
-        )
-
-    async def embeddings(self, request: Request) -> Response:
-        """POST /v1/embeddings: a vector for each text, in the form of OpenAI's endpoint."""
-        asked = await read_request(request, EmbeddingsRequest, self.limits)
-        options = answer_options(asked)
-        model = self._model(asked.model, "feature-extraction")
-        texts = as_texts(asked.input, "input")
-        check_limits(texts, "input", self.limits)
-        answers = await self.answers(request, model, [TextWork(text, None, options) for text in texts])
-        vectors = [msgspec.json.decode(answer, type=_Vector) for answer in answers if isinstance(answer, bytes)]
-        tokens = sum(vector.tokens for vector in vectors)
-        return JsonResponse(
-            {
-                "object": "list",
-                "data": [
-                    {"object": "embedding", "index": index, "embedding": vector.embedding}
-                    for index, vector in enumerate(vectors)
-                ],
-                "model": model.manifest.name,
-                "variant": model.variant,
-                "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-            }
-        )
-
-    async def relations(self, request: Request) -> Response:
-        """POST /v1/relations: the relation of one part of each text to another."""
-        asked = decode_relations(await read_json(request, self.limits.body_bytes))
-        texts = marked_texts(asked, self.limits)
-        options = answer_options(asked)
-        model = self._model(asked.model, "relations")
-        return await self._answered(request, model, [TextWork(text, None, options) for text in texts])
+    async def answer(self, task: ServedTask, request: Request) -> Response:
+        """POST to the endpoint of `task`: an answer to each text."""
+        body = await read_json(request, self.limits.body_bytes)
+        asked: Any = decode(body, task.request_type(body))
+        works = task.works_of(asked, self.limits)
+        model = self._model(asked.model, task)
+        answers = await self.answers(request, model, works)
+        documents = [answer for answer in answers if isinstance(answer, bytes)]
+        return JsonResponse(task.response(model.manifest.name, model.variant, documents))
 
     async def describe_models(self, request: Request) -> Response:
         """GET /v1/models: the models that are served, and the same list in the form of OpenAI's endpoint of this name."""
@@ -273,45 +169,30 @@ class Service:
 
     async def openapi(self, request: Request) -> Response:
         """GET /openapi.json."""
-        return Response(self._described().document, media_type="application/json")
+        return Response(self._api_description().document, media_type="application/json")
 
     async def docs(self, request: Request) -> Response:
         """GET /docs: the same as a web page."""
-        described = self._described()
+        described = self._api_description()
         page = at_address(described.page, request.url.scheme, request.headers.get("host", ""))
         return Response(page, headers=described.page_headers, media_type="text/html; charset=utf-8")
 
-    def _described(self) -> Described:
+    def _api_description(self) -> ApiDescription:
         """The document and its page, built once for the models that are served now: building takes milliseconds of this process."""
         named = {name: model.manifest for name, model in self.models.items()}
         digests = [manifest.digest for manifest in named.values()]
-        if self._last_described is None or self._last_described.digests != digests:
+        if self._last_api_description is None or self._last_api_description.digests != digests:
             document = openapi({**named, **{alias: named[name] for alias, name in self.aliases.items()}}, self.limits)
             page = docs_page(document)
             headers = {"Content-Security-Policy": content_security_policy(page)}
-            self._last_described = Described(digests, msgspec.json.encode(document), page, headers)
-        return self._last_described
+            self._last_api_description = ApiDescription(digests, msgspec.json.encode(document), page, headers)
+        return self._last_api_description
 
     async def try_page(self, request: Request) -> Response:
         """GET /: a page to try the models on."""
         return Response(self.page, headers=self.page_headers, media_type="text/html; charset=utf-8")
 
-    async def _answer(
-        self, request: Request, model: ServedModel, texts: list[str], pairs: list[str] | None, options: AnswerOptions
-    ) -> Response:
-        check_limits(texts, "text", self.limits)
-        check_limits(pairs or [], "text_pair", self.limits)
-        seconds: list[str] | list[None] = pairs or [None] * len(texts)
-        return await self._answered(
-            request, model, [TextWork(*pair, options) for pair in zip(texts, seconds, strict=True)]
-        )
-
-    async def _answered(self, request: Request, model: ServedModel, works: list[Work]) -> Response:
-        answers = await self.answers(request, model, works)
-        results = [msgspec.Raw(answer) for answer in answers if isinstance(answer, bytes)]
-        return JsonResponse({"model": model.manifest.name, "variant": model.variant, "results": results})
-
-    async def answers(self, request: Request, model: ServedModel, works: list[Work]) -> list[Answered]:
+    async def answers(self, request: Request, model: ServedModel, works: Sequence[Work]) -> list[WorkOutput]:
         """The model's answers. DeadlineExceeded after the time allowed; ClientDisconnect once the client has gone."""
         context = context_of(request.scope)
         if self.log_texts:
@@ -329,13 +210,13 @@ class Service:
 
         gone.add_done_callback(hung_up)
         tick = self._deadlines.add(answered, min(left_s, self.limits.answer_s))
-        model.hold()
+        model.retain()
         try:
             if gone.done():
                 raise ClientDisconnect
             if left_s <= 0:
                 raise TimeoutError
-            return await model.answers(works, context, answered)
+            return await model.answers(list(works), context, answered)
         except TimeoutError as error:
             limit_s = min(allowed_s, self.limits.answer_s)
             whose = f"{TIMEOUT_HEADER.title()} allows" if allowed_s <= self.limits.answer_s else "this server allows"
@@ -343,22 +224,21 @@ class Service:
                 f"no answer within the {1000 * limit_s:,.4g} ms that {whose}; send fewer texts at once, or try again later"
             ) from error
         finally:
-            model.let_go()
+            model.release()
             answered.cancel()  # if nobody waited for it, so that no error is set any more
             self._deadlines.remove(answered, tick)
             gone.remove_done_callback(hung_up)
             if isinstance(gone, asyncio.Task):
                 gone.cancel()
 
-    def _model(self, name: str | None, kind: Kind) -> ServedModel:
-        """The model called `name`, or the first one of `kind`. BadInput if it is of another kind."""
-        if name is None and (of_kind := [each for each in self.models.values() if kind_of(each.manifest) == kind]):
-            return of_kind[0]
+    def _model(self, name: str | None, task: ServedTask) -> ServedModel:
+        """The model called `name`, or the first one of `task`. BadInput if it is of another one."""
+        if name is None and (fitting := [each for each in self.models.values() if each.task is task]):
+            return fitting[0]
         other = self.named(name) if name is not None else next(iter(self.models.values()))
-        if kind != kind_of(other.manifest):
+        if other.task is not task:
             raise BadInput(
-                f"{other.manifest.name!r} is for {kind_of(other.manifest)}; "
-                f"post to {ENDPOINT_OF[kind_of(other.manifest)]} instead",
+                f"{other.manifest.name!r} is for {other.task.kind}; post to {other.task.endpoint.path} instead",
                 field="model",
             )
         return other
@@ -413,11 +293,6 @@ class Service:
             self.on_warm()
             fields = {"models": ",".join(self.models), "seconds": round(time.perf_counter() - began_s, 2)}
             log.info("ready", extra={FIELDS: fields})
-
-
-def kind_of(manifest: Manifest) -> Kind:
-    """The kind of a model."""
-    return "relations" if manifest.relations else manifest.task
 
 
 def content_security_policy(page: str) -> str:

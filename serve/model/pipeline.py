@@ -3,40 +3,26 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 from tokenizers import Encoding
 
-from serve.bundle.manifest import PER_TOKEN, open_bundle
 from serve.bundle.runtimes import Device
 from serve.bundle.variant_choice import choose
 from serve.errors import BadInput, BundleError, InternalError, StillroomError
 from serve.model.session import Session
-from serve.model.work_items import Logits, Parts, TextWork, TokenWork, Work
-from serve.text.answers import (
-    Answer,
-    AnswerOptions,
-    EncodingFormat,
-    OffsetUnit,
-    applying_labels_answer,
-    entities_answer,
-    labels_answer,
-    number_answer,
-    question_answer,
-    vector_answer,
-)
-from serve.text.confidence import confidence
+from serve.model.work_items import Logits, Parts, TokenWork, Work
+from serve.tasks import Answer, open_bundle, task_of
+from serve.tasks.served_task import ReadText, model_facts
+from serve.text.answers import AnswerOptions, EncodingFormat, OffsetUnit
 from serve.text.entity_markers import MARKERS
-from serve.text.inputs import as_texts, pairs_of, require_unicode
-from serve.text.questions import EVEN_SCORE, QuestionWindows, question_rows
-from serve.text.relation_items import check_marked, item_of, marked_text
-from serve.text.spans import Aggregation, Word, words
+from serve.text.inputs import TextWork, as_texts, pairs_of, require_unicode
+from serve.text.spans import Aggregation
 from serve.text.tokenizer import load_tokenizer, panics_are_errors
-from serve.text.windows import Row, TokenRow, Windows, cut, marked_window
+from serve.text.windows import Row, TokenRow, WindowedText, cut
 
 log = logging.getLogger("serve")
 
@@ -57,13 +43,9 @@ GPU_RUN_COSTS_TOKENS = 1024
 WARM_UP_SHAPES = ((1, 8), (1, 128), (8, 32))
 
 
-# What models do that read one text, never a pair.
-ONE_TEXT = {"token-classification": "finds entities in", "feature-extraction": "gives a vector to"}
-
-
-Answered = Answer | Logits | StillroomError
+WorkResult = Answer | Logits | StillroomError
 # What the model reads of one work item.
-Read = Row | Windows | QuestionWindows
+Read = Row | WindowedText
 
 
 class Pipeline:
@@ -100,16 +82,14 @@ class Pipeline:
         self.variant, self.runtime, notes = choose(self.bundle, variant, openvino=openvino, device=device)
         for note in notes if log_notes else ():
             log.warning("%s", note)
-        described = self.bundle.variant(self.variant)[1]
-        self._temperature, self._abstain_below = described.temperature, described.abstain_below
-        self._promises = described.promises
-        self._scored = described.validation_scores is not None
+        self.task = task_of(self.manifest)
+        self._scored = self.bundle.variant(self.variant)[1].validation_scores is not None
         self.tokenizer = load_tokenizer(self.bundle.path, self.manifest.max_length)
         # Texts are tokenised whole and cut here. A tokenizer that truncates also builds all the parts that it cuts off: for a pair
         # of long texts every part of one with every part of the other, which are gigabytes.
         self.tokenizer.no_truncation()
-        marker_ids = [self.tokenizer.token_to_id(marker) for marker in MARKERS] if self.manifest.relations else []
-        self._marker_ids = frozenset(marker for marker in marker_ids if marker is not None)
+        marker_ids = map(self.tokenizer.token_to_id, MARKERS) if self.task.reads_markers else ()
+        self.facts = model_facts(self.bundle, self.variant, frozenset(each for each in marker_ids if each is not None))
         self.session = Session(
             self.bundle.onnx_file(self.variant), threads, self.runtime, self.manifest.max_length, device
         )
@@ -180,7 +160,7 @@ class Pipeline:
             min_score=min_score, offsets=offsets, top_k=top_k, encoding_format=encoding_format, dimensions=dimensions,
             aggregation=aggregation, constrained=constrained, truncate=truncate, abstain=abstain, promise=promise,
         )  # fmt: skip
-        given = _marked_items(text, offsets) if self.manifest.relations else text
+        given = self.task.texts_of(text, offsets)
         texts, pairs = as_texts(given), pairs_of(given, text_pair)
         self._check(texts, pairs)
         seconds: list[str] | list[None] = pairs or [None] * len(texts)
@@ -210,64 +190,20 @@ class Pipeline:
 
     def _check(self, texts: list[str], pairs: list[str] | None) -> None:
         """BadInput for half a surrogate pair, and for pairs if the model reads single texts."""
-        if pairs is not None and (self.manifest.relations or self.manifest.task in ONE_TEXT):
-            does = "is for relations in" if self.manifest.relations else ONE_TEXT[self.manifest.task]
-            raise BadInput(f"text_pair: {self.manifest.name!r} {does} one text; leave it out", field="text_pair")
+        if pairs is not None and not self.task.reads_pairs:
+            raise BadInput(
+                f"text_pair: {self.manifest.name!r} {self.task.one_text} one text; leave it out", field="text_pair"
+            )
         for field, given in (("text", texts), ("text_pair", pairs or [])):
             for index, text in enumerate(given):
                 require_unicode(text, field, index, len(given))
-
-    def answer(
-        self,
-        text: str,
-        tokens: Row,
-        logits: np.ndarray,
-        options: AnswerOptions,
-        *,
-        truncated: bool = False,
-        found: Sequence[Word] | None = None,
-    ) -> Answer:
-        """The answer made of the logits of one text, (tokens, tags) or (labels,). BadInput as in `decode_spans`.
-
-        `found` is what `words` gives for the text, if the caller has it.
-        """
-        if self._temperature != 1.0:
-            # In float64, so that different logits stay different and the order of labels does not change.
-            logits = logits.astype(np.float64) / self._temperature
-        labels, abstain_below = self.manifest.labels, self._abstain_below
-        if options.promise is not None:
-            abstain_below = self._promises[options.promise]
-            options = replace(options, min_score=abstain_below, abstain=True)
-        if self.manifest.task == "token-classification":
-            found = self.words(text, tokens) if found is None else found
-            return entities_answer(text, found, logits, labels, options, truncated=truncated)
-        if self.manifest.task == "text-regression":
-            return number_answer(logits, truncated=truncated)
-        if self.manifest.task == "feature-extraction":
-            return vector_answer(logits, len(tokens), options, normalised=self.manifest.normalised, truncated=truncated)
-        of_classes = applying_labels_answer if self.manifest.multi_label else labels_answer
-        return of_classes(logits, labels, options, truncated=truncated, abstain_below=abstain_below)
-
-    def words(self, text: str, tokens: Row) -> list[Word]:
-        """The words of `text` (see `serve.text.spans`); none if the model does not find entities."""
-        return words(text, tokens.offsets, tokens.word_ids) if self.manifest.task == "token-classification" else []
-
-    def confidence(self, found: Sequence[Word], logits: np.ndarray) -> float | None:
-        """How sure the model is of its answer to a text with the words `found` (see `serve.text.confidence`).
-
-        None for entities in a text without words.
-        """
-        rows = logits[None] if logits.ndim == 1 else logits
-        if self.manifest.task == "token-classification":
-            rows = rows[[word.first_token for word in found]]
-        return confidence(rows / self._temperature, multi_label=self.manifest.multi_label) if len(rows) else None
 
     def answered(
         self,
         works: Sequence[Work],
         run_tokens: int | None = None,
         unwanted: Callable[[], Iterable[int]] = tuple,
-    ) -> Iterator[tuple[list[tuple[int, Answered]], Parts]]:
+    ) -> Iterator[tuple[list[tuple[int, WorkResult]], Parts]]:
         """Yields after each run of the model, shortest rows first: the answers that are complete, by index in `works`, and its times.
 
         A run has rows of similar length: at most `run_tokens` padded tokens for each thread (None: RUN_TOKENS, and GPU_RUN_TOKENS in
@@ -281,7 +217,7 @@ class Pipeline:
         began_s = time.perf_counter()
         read, failed = self._read(works)
         pieces = [(place, window) for place in sorted(read) for window in range(_rows_of(read[place]))]
-        lengths = [self._row_length(read[place], window) for place, window in pieces]
+        lengths = [_row_length(read[place], window) for place, window in pieces]
         tokenise_s = time.perf_counter() - began_s
         if failed:
             yield failed, Parts(0, 0, 0, tokenise_s, 0.0, 0.0)
@@ -302,7 +238,7 @@ class Pipeline:
             logits = self._run_each(rows)
             run_s = time.perf_counter() - began_s
             began_s = time.perf_counter()
-            done: list[tuple[int, Answered]] = []
+            done: list[tuple[int, WorkResult]] = []
             scores: list[float] = []
             for (place, window), of_row in zip(chosen, logits, strict=True):
                 answer = self._done(works[place], read[place], window, of_row, scores) if place in read else None
@@ -314,10 +250,10 @@ class Pipeline:
             yield done, Parts(len(rows), sum(sizes), len(rows) * max(sizes), tokenise_s, run_s, decode_s, scores)
             tokenise_s = 0.0  # counted with the first run only
 
-    def _read(self, works: Sequence[Work]) -> tuple[dict[int, Read], list[tuple[int, Answered]]]:
+    def _read(self, works: Sequence[Work]) -> tuple[dict[int, Read], list[tuple[int, WorkResult]]]:
         """The rows or windows of each work item, by its index; and the errors of the others."""
         read: dict[int, Read] = {}
-        failed: list[tuple[int, Answered]] = []
+        failed: list[tuple[int, WorkResult]] = []
         singles: list[tuple[int, TextWork]] = []
         pairs: list[tuple[int, TextWork]] = []
         for place, work in enumerate(works):
@@ -359,90 +295,12 @@ class Pipeline:
         if not works:
             return []
         for options in {work.options for work in works}:
-            self._check_promise(options)
-            self._check_abstaining(options)
-            self._check_dimensions(options)
-        if self.manifest.relations:
-            for work in works:
-                check_marked(work.text)
-        if self.manifest.task == "question-answering" and works[0].pair is None:
-            raise BadInput(
-                f"text_pair: {self.manifest.name!r} answers questions about a context; give the question as text and the context as "
-                "text_pair",
-                field="text_pair",
-            )
+            self.task.check_options(options, self.facts)
+        for work in works:
+            self.task.check_work(work, self.facts)
         pairs = [work.pair for work in works if work.pair is not None]
         encodings = self._whole([work.text for work in works], pairs or None)
-        return [self._reading(*each) for each in zip(works, encodings, strict=True)]
-
-    def _reading(self, work: TextWork, encoding: Encoding) -> Read:
-        """The row that the model reads of a text, which is its encoding unless that is too long; or its windows."""
-        max_length = self.manifest.max_length
-        if self.manifest.task == "question-answering":
-            return QuestionWindows(question_rows(encoding, work.pair or "", max_length))
-        if len(encoding) <= max_length:
-            return encoding
-        if work.options.truncate or work.pair is not None:
-            return cut(encoding, max_length)
-        if not self._marker_ids.isdisjoint(encoding.ids):
-            return marked_window(encoding, max_length, self._marker_ids)
-        return Windows(work.text, encoding, max_length)
-
-    def _check_abstaining(self, options: AnswerOptions) -> None:
-        """BadInput for `abstain` if the model has no threshold for it."""
-        if not options.abstain:
-            return
-        if self.manifest.task == "question-answering":
-            raise BadInput(
-                f"abstain: {self.manifest.name!r} gives no answer where it finds none; leave it out, or give min_score",
-                field="abstain",
-            )
-        if self.manifest.task != "text-classification":
-            does = (
-                "finds entities; use min_score instead"
-                if self.manifest.task == "token-classification"
-                else f"gives a {'number' if self.manifest.labels else 'vector'}, which it does for every text; leave it out"
-            )
-            raise BadInput(f"abstain: {self.manifest.name!r} {does}", field="abstain")
-        if self._abstain_below is None:
-            raise BadInput(
-                f"abstain: variant {self.variant!r} of {self.manifest.name!r} has no `abstain_below` in its manifest; export "
-                "the bundle again, which finds one on validation data, or leave abstain out and use the scores",
-                field="abstain",
-            )
-
-    def _check_dimensions(self, options: AnswerOptions) -> None:
-        """BadInput for more numbers than a vector has."""
-        width = self.manifest.vector_width
-        if width and options.dimensions is not None and options.dimensions > width:
-            raise BadInput(
-                f"dimensions is {options.dimensions:,}; the vectors of {self.manifest.name!r} have {width:,} numbers",
-                field="dimensions",
-            )
-
-    def _check_promise(self, options: AnswerOptions) -> None:
-        """BadInput for a promise that the bundle does not make, or with options that would give other answers than it was made for."""
-        if options.promise is None:
-            return
-        others = {"min_score": 0.0, "abstain": False, "aggregation": "first", "constrained": False}
-        if voided := [name for name, usual in others.items() if getattr(options, name) != usual]:
-            raise BadInput(
-                f"{voided[0]}: promise {options.promise!r} was made for answers without {voided[0]}; leave one of the two out",
-                field=voided[0],
-            )
-        if options.promise in self._promises:
-            return
-        known = f"its promises are {', '.join(sorted(self._promises))}" if self._promises else "it makes none"
-        raise BadInput(
-            f"promise: variant {self.variant!r} of {self.manifest.name!r} does not promise {options.promise!r}; {known}. `--promise` of "
-            "`stillroom run` and `export` makes one",
-            field="promise",
-        )
-
-    def _row_length(self, read: Read, window: int) -> int:
-        if isinstance(read, QuestionWindows):
-            return len(read.row(window))
-        return self.manifest.max_length if isinstance(read, Windows) else len(read)
+        return [self.task.read(*each, self.facts) for each in zip(works, encodings, strict=True)]
 
     def _run_each(self, rows: list[Row]) -> list[np.ndarray | StillroomError]:
         """The logits of each row. If a run fails, each of its rows runs alone, and a row that fails gets its error."""
@@ -459,27 +317,24 @@ class Pipeline:
 
     def _done(
         self, work: Work, read: Read, window: int, logits: np.ndarray | StillroomError, scores: list[float]
-    ) -> Answered | None:
+    ) -> WorkResult | None:
         """The answer to `work`, or None while it has windows to come; how sure the model is of it is added to `scores`."""
         if isinstance(logits, StillroomError):
             return logits
         if isinstance(work, TokenWork):
             return Logits(list(logits.shape), np.ascontiguousarray(logits, dtype="<f4").tobytes())
-        if isinstance(read, QuestionWindows):
-            answer = read.take(window, logits)
-            answer_from = EVEN_SCORE if self._abstain_below is None else self._abstain_below
-            return answer and question_answer(work.pair or "", answer, work.options, answer_from)
         truncated = isinstance(read, TokenRow)  # a part of the text's tokens
-        if isinstance(read, Windows):
+        of_text: Any = logits
+        if isinstance(read, WindowedText):
             of_text = read.take(window, logits)
             if of_text is None:
                 return None
-            read, logits = read.tokens, of_text
-        found = self.words(work.text, read)
-        if self._scored and (score := self.confidence(found, logits)) is not None:
+            read = read.tokens
+        text = ReadText(work, read, self.task.words(work.text, read), truncated)
+        if self._scored and (score := self.task.confidence(text, of_text, self.facts)) is not None:
             scores.append(score)
         try:
-            return self.answer(work.text, read, logits, work.options, truncated=truncated, found=found)
+            return self.task.answer(text, of_text, self.facts)  # type: ignore[no-any-return]
         except StillroomError as error:
             return error
 
@@ -496,7 +351,7 @@ class Pipeline:
                 f"{error.message}: 'shape'; export the bundle again with a tokenizer that is whole"
             ) from error
         outputs = self.manifest.outputs
-        expected = (len(encoding), outputs) if self.manifest.task in PER_TOKEN else (outputs,)
+        expected = (len(encoding), outputs) if self.task.per_token else (outputs,)
         shape = self.session.run([encoding])[0].shape
         if shape != expected:
             raise BundleError(
@@ -505,30 +360,16 @@ class Pipeline:
             )
 
 
-def _marked_items(given: object, unit: OffsetUnit) -> object:
-    """`given` with each item of relations replaced by its text with markers; anything else stays as it is."""
-    if isinstance(given, Mapping):
-        return _marked_item(given, "text", "", unit)
-    if not isinstance(given, list):
-        return given
-    return [
-        _marked_item(each, f"text[{index}]", f"text[{index}].", unit) if isinstance(each, Mapping) else each
-        for index, each in enumerate(given)
-    ]
-
-
-def _marked_item(given: Mapping[str, object], name: str, path: str, unit: OffsetUnit) -> str:
-    item = item_of(given, name)
-    require_unicode(item.text, f"{path}text", 0, 1)
-    return marked_text(item.text, item.head, item.tail, path=path, unit=unit)
-
-
 def _rows_of(read: Read) -> int:
-    return len(read) if isinstance(read, Windows | QuestionWindows) else 1
+    return len(read) if isinstance(read, WindowedText) else 1
 
 
 def _row_of(read: Read, window: int) -> Row:
-    return read.row(window) if isinstance(read, Windows | QuestionWindows) else read
+    return read.row(window) if isinstance(read, WindowedText) else read
+
+
+def _row_length(read: Read, window: int) -> int:
+    return read.row_length(window) if isinstance(read, WindowedText) else len(read)
 
 
 def length_batches(lengths: Sequence[int], batch_tokens: int, padding_tokens: int | None = None) -> list[list[int]]:

@@ -13,8 +13,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from serve.bundle.cpu_quota import available_cores
-from serve.bundle.gpu import CUDA, INSTALL_ONNXRUNTIME_GPU
-from serve.bundle.runtimes import INSTALL_OPENVINO, Device, Runtime
+from serve.bundle.runtimes import CUDA, INSTALL_ONNXRUNTIME_GPU, INSTALL_OPENVINO, Device, Runtime
 from serve.errors import BundleError, InternalError
 
 Feeds = Mapping[str, npt.NDArray[np.int64]]

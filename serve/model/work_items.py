@@ -5,20 +5,9 @@ import struct
 import msgspec
 
 from serve.bundle.runtimes import Device, Runtime
-from serve.text.answers import AnswerOptions
-
-# Tokens that are tokenised while a small encoder computes one: tokenising takes 2.6 us a token, computing 40 to 60 us.
-TOKENISED_FOR_ONE = 16
+from serve.text.inputs import TextWork, estimated_tokens
 
 LENGTH = struct.Struct("<I")  # before each message: its length in bytes
-
-
-class TextWork(msgspec.Struct, frozen=True, array_like=True, tag="text"):
-    """A text, perhaps with its pair, to be answered."""
-
-    text: str
-    pair: str | None = None
-    options: AnswerOptions = AnswerOptions()
 
 
 class TokenWork(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
@@ -98,23 +87,12 @@ class Opened(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-def estimated_tokens(work: Work, cut_to: int | None = None) -> int:
-    """The cost of a work item in computed tokens: exact for token ids, one token for about four bytes of text.
-
-    If a text is cut to `cut_to` tokens, the rest costs only its tokenising. The queue is counted in these estimates, so that it
-    does not wait for the tokenizer; the worker process counts exactly.
-    """
-    if isinstance(work, TokenWork):
-        return len(work.input_ids)
-    tokens = 2 + _bytes(work.text) // 4 + (0 if work.pair is None else 1 + _bytes(work.pair) // 4)
-    return tokens if cut_to is None or tokens <= cut_to else cut_to + (tokens - cut_to) // TOKENISED_FOR_ONE
+def estimated_work_tokens(work: Work) -> int:
+    """The cost of a work item in computed tokens: exact for token ids, estimated for a text that is not cut."""
+    return len(work.input_ids) if isinstance(work, TokenWork) else estimated_tokens(work)
 
 
 def packed(message: object) -> bytes:
     """`message` as bytes: its length, then MessagePack."""
     body = msgspec.msgpack.encode(message)
     return LENGTH.pack(len(body)) + body
-
-
-def _bytes(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode("utf-8", errors="surrogatepass"))

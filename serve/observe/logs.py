@@ -66,7 +66,7 @@ class TextLines(logging.Formatter):
         return line + "".join(f"\n    | {plain(each)}" for each in more)
 
 
-class PatientWriter(logging.Handler):
+class QueuedLogHandler(logging.Handler):
     """Writes lines to a file descriptor in a thread of its own. If the reader is too slow, it drops lines and logs how many."""
 
     def __init__(self, descriptor: int) -> None:
@@ -160,7 +160,7 @@ def logging_to_stderr(log_format: Format | None, *, requests: bool, quiet: bool 
     `log_format` None means text for a terminal and JSON otherwise. With `quiet` only errors are logged.
     """
     sys.stderr.flush()
-    handler = PatientWriter(sys.stderr.fileno())
+    handler = QueuedLogHandler(sys.stderr.fileno())
     handler.setFormatter(
         TextLines() if (log_format or ("text" if sys.stderr.isatty() else "json")) == "text" else JsonLines()
     )

@@ -1,6 +1,21 @@
-"""Checks of the texts that callers give: one or many, with pairs or without, valid Unicode."""
+"""The texts that callers give: one or many, with pairs or without; their checks, limits and estimated tokens."""
 
-from serve.errors import BadInput
+import msgspec
+
+from serve.errors import BadInput, TooLarge
+from serve.settings import Limits
+from serve.text.answers import AnswerOptions
+
+# Tokens that are tokenised while a small encoder computes one: tokenising takes 2.6 us a token, computing 40 to 60 us.
+TOKENISED_FOR_ONE = 16
+
+
+class TextWork(msgspec.Struct, frozen=True, array_like=True, tag="text"):
+    """A text, perhaps with its pair, to be answered."""
+
+    text: str
+    pair: str | None = None
+    options: AnswerOptions = AnswerOptions()
 
 
 def as_texts(text: object, field: str = "text") -> list[str]:
@@ -30,6 +45,21 @@ def pairs_of(text: object, text_pair: str | list[str] | None) -> list[str] | Non
     return as_texts(text_pair)
 
 
+def text_works(
+    text: str | list[str],
+    text_pair: str | list[str] | None,
+    options: AnswerOptions,
+    limits: Limits,
+    field: str = "text",
+) -> list[TextWork]:
+    """Each text, with its pair if there are pairs. BadInput as of `pairs_of`; TooLarge as of `check_limits`; `field` is that of `text`."""
+    texts, pairs = as_texts(text, field), pairs_of(text, text_pair)
+    check_limits(texts, field, limits)
+    check_limits(pairs or [], "text_pair", limits)
+    seconds: list[str] | list[None] = pairs or [None] * len(texts)
+    return [TextWork(*each, options) for each in zip(texts, seconds, strict=True)]
+
+
 def require_unicode(text: str, field: str, index: int, count: int) -> None:
     """BadInput for a text with half a surrogate pair. It is text `index` of `count` texts in `field`."""
     if text.isascii():
@@ -42,3 +72,30 @@ def require_unicode(text: str, field: str, index: int, count: int) -> None:
             f"{name} has half a surrogate pair at code point {error.start}; send whole characters",
             field=name,
         ) from error
+
+
+def check_limits(texts: list[str], field: str, limits: Limits) -> None:
+    """TooLarge if there are too many texts, or one is too long."""
+    if len(texts) > limits.texts:
+        raise TooLarge(f"{field} has {len(texts):,} texts; this server takes {limits.texts:,} at once", field=field)
+    for index, text in enumerate(texts):
+        if len(text) > limits.text_characters:
+            name = field if len(texts) == 1 else f"{field}[{index}]"
+            raise TooLarge(
+                f"{name} has {len(text):,} characters; this server takes {limits.text_characters:,} in one text: split it",
+                field=name,
+            )
+
+
+def estimated_tokens(work: TextWork, cut_to: int | None = None) -> int:
+    """The cost of a text in computed tokens: one for about four bytes.
+
+    If it is cut to `cut_to` tokens, the rest costs only its tokenising. The queue is counted in these estimates, so that it does not
+    wait for the tokenizer; the worker process counts exactly.
+    """
+    tokens = 2 + _bytes(work.text) // 4 + (0 if work.pair is None else 1 + _bytes(work.pair) // 4)
+    return tokens if cut_to is None or tokens <= cut_to else cut_to + (tokens - cut_to) // TOKENISED_FOR_ONE
+
+
+def _bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", errors="surrogatepass"))

@@ -121,28 +121,6 @@ def schemes(tags: tuple[str, ...]) -> dict[str, Scheme]:
     return {label: "IO" if found == {"I"} else bounded for label, found in prefixes.items()}
 
 
-def kind_of(
-    task: str, labels: Sequence[str], *, multi_label: bool = False, relations: bool = False, pairs: bool = False
-) -> str:
-    """The kind of answers in words: entities with the scheme of their tags, a number, vectors, or how many labels a text may have.
-
-    >>> kind_of("token-classification", ("O", "B-city", "I-city"))
-    'entities, BIO'
-    >>> kind_of("text-classification", ("no", "yes"), multi_label=True, pairs=True)
-    'multi-label, text pairs'
-    """
-    if task == "feature-extraction":
-        return "sentence vectors"
-    if task == "question-answering":
-        return "answers in a context"
-    if task == "text-regression":
-        return "a number" + (" for text pairs" if pairs else "")
-    if task == "token-classification":
-        return f"entities, {' and '.join(sorted(set(schemes(tuple(labels)).values())))}"
-    of = ", relations" if relations else ", text pairs" if pairs else ""
-    return ("multi-label" if multi_label else "single label") + of
-
-
 def gives_number(problem_type: str | None, labels: int) -> bool:
     """Whether a head with so many `labels` gives a text a number, by its configuration, as transformers reads it.
 

@@ -13,7 +13,7 @@ import numpy as np
 from tokenizers import Encoding
 
 from serve.text.spans import words
-from serve.text.windows import TokenRow, window_starts
+from serve.text.windows import TokenRow, WindowedText, window_starts
 
 # Tokens that a window of a long context shares with the next, at most half of its own; and the longest question and answer, as
 # those of BERT's run_squad.py.
@@ -131,11 +131,12 @@ def found_answer(rows: Sequence[QuestionRow], logits: Sequence[np.ndarray]) -> F
     return Found(start, end, _sigmoid(best - none))
 
 
-class QuestionWindows:
+class QuestionWindows(WindowedText):
     """The windows of one question, and their logits so far."""
 
     def __init__(self, rows: list[QuestionRow]) -> None:
         self._rows = rows
+        self.tokens = rows[0]
         self._logits: dict[int, np.ndarray] = {}
 
     def __len__(self) -> int:
@@ -145,8 +146,12 @@ class QuestionWindows:
         """The tokens of one window."""
         return self._rows[window]
 
+    def row_length(self, window: int) -> int:
+        """The number of these tokens."""
+        return len(self._rows[window])
+
     def take(self, window: int, logits: np.ndarray) -> Found | None:
-        """Stores the logits of one window, (tokens, 2). With the last window it returns the likeliest answer."""
+        """Stores the logits of one window, (tokens, 2). With the last window it returns the likeliest answer; otherwise None."""
         self._logits[window] = logits[self._rows[window].places]
         if len(self._logits) < len(self._rows):
             return None

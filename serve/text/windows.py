@@ -4,9 +4,11 @@ The whole text is tokenised. Each window is a part of its tokens, with the speci
 text. The windows depend on the text alone.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from tokenizers import Encoding
@@ -36,7 +38,28 @@ class TokenRow:
 Row = Encoding | TokenRow
 
 
-class Windows:
+class WindowedText(ABC):
+    """The windows over one text, and their logits so far."""
+
+    tokens: Row
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def row(self, window: int) -> TokenRow:
+        """The tokens of one window, special ones included."""
+
+    @abstractmethod
+    def row_length(self, window: int) -> int:
+        """The number of these tokens."""
+
+    @abstractmethod
+    def take(self, window: int, logits: np.ndarray) -> Any:
+        """Stores the logits of one window. With the last window it returns those of the text; otherwise None."""
+
+
+class Windows(WindowedText):
     """The windows over one `text`, whose whole `encoding` has more than `max_length` tokens; and their logits so far.
 
     Each window has `max_length` tokens. They are spread evenly, and are the fewest that share a quarter of their own tokens.
@@ -51,12 +74,17 @@ class Windows:
         )
         """The tokens of the whole text, special ones included."""
         self.starts = window_starts(last - first, room)
+        self._max_length = max_length
         self._first, self._last, self._room = first, last, room
         self._seen = 0
         self._merged = np.empty(0)
 
     def __len__(self) -> int:
         return len(self.starts)
+
+    def row_length(self, window: int) -> int:
+        """Every window is as long as the model allows."""
+        return self._max_length
 
     def row(self, window: int) -> TokenRow:
         """The tokens of one window, special ones included."""
@@ -65,7 +93,7 @@ class Windows:
         return chosen(self.tokens, places)
 
     def take(self, window: int, logits: np.ndarray) -> np.ndarray | None:
-        """Stores the logits of one window. With the last window it returns those of the text: (tokens, tags) or (labels,).
+        """As of `WindowedText`; the logits of the text are (tokens, tags) or (labels,).
 
         A token gets the logits of the window that decides it. Classes get the mean over the windows, each weighted by the
         tokens that it decides, so that no token counts twice. Up to a constant, a mean of logits is a mean of

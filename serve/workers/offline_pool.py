@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 
 from serve.bundle.runtimes import Device
 from serve.errors import BadInput, InternalError, StillroomError, Unavailable
-from serve.model.work_items import Work, estimated_tokens
+from serve.model.work_items import Work, estimated_work_tokens
 from serve.observe.metrics import Metrics
 from serve.settings import Limits
 from serve.workers.batcher import PACKETS_A_BATCH
-from serve.workers.process import Answered
+from serve.workers.process import WorkOutput
 from serve.workers.supervisor import ServedModel
 
 # Tokens in a batch: enough to fill the runs of the model, few enough that all processes end at nearly the same time.
@@ -32,7 +32,7 @@ MOST_DEATHS = 3
 # Windows come in order of length, and `max_wait_ms` 0 keeps that order.
 LIMITS = Limits(queued_texts=sys.maxsize, queue_s=math.inf, max_wait_ms=0)
 
-Result = Answered | StillroomError
+Result = WorkOutput | StillroomError
 Value = TypeVar("Value")
 
 
@@ -74,7 +74,7 @@ class OfflinePool:
             self._wait_for(self._model.start())
         except BaseException as error:
             self._stop_loop()
-            raise self._told(error) from None
+            raise self._explained(error) from None
         self._windows: set[Future[list[Result]]] = set()
         return self
 
@@ -105,11 +105,11 @@ class OfflinePool:
             async with asyncio.TaskGroup() as tasks:
                 # The batcher serves callers of one packet in order of arrival.
                 packet = self._batch_tokens // PACKETS_A_BATCH
-                for places in length_chunks([estimated_tokens(work) for work in works], packet):
+                for places in length_chunks([estimated_work_tokens(work) for work in works], packet):
                     tasks.create_task(self._chunk({place: works[place] for place in places}, results))
         except ExceptionGroup as errors:
             why_none_runs = None if self._model.ready else self._model.start_error
-            raise self._told(why_none_runs or errors.exceptions[0]) from None
+            raise self._explained(why_none_runs or errors.exceptions[0]) from None
         return [results[place] for place in range(len(works))]
 
     async def _chunk(self, left: dict[int, Work], results: dict[int, Result]) -> None:
@@ -131,7 +131,7 @@ class OfflinePool:
             "perhaps for lack of memory; give fewer processes or more memory"
         )
 
-    def _told(self, error: BaseException) -> BaseException:
+    def _explained(self, error: BaseException) -> BaseException:
         """`error`, but BadInput with what to do where a process did not live to be ready."""
         if not isinstance(error, Unavailable):
             return error

@@ -34,10 +34,10 @@ LEAVE_S = 5.0
 # How long to wait for the last output of an ended process, and for its exit status.
 LAST_OUTPUT_S = 1.0
 
-Answered = bytes | Logits
+WorkOutput = bytes | Logits
 
 
-class Asked(NamedTuple):
+class WorkRequest(NamedTuple):
     """A work item, the context of its request, and its index there."""
 
     work: Work
@@ -48,25 +48,27 @@ class Asked(NamedTuple):
 class _Batch:
     """A batch that a process was given and has not answered to the end."""
 
-    __slots__ = ("answered", "asked", "done", "process", "stages")
+    __slots__ = ("answered", "done", "process", "requests", "stages")
 
-    def __init__(self, process: "ModelProcess", asked: list[Asked], done: Done[Answered], begun_s: float) -> None:
+    def __init__(
+        self, process: "ModelProcess", requests: list[WorkRequest], done: Done[WorkOutput], begun_s: float
+    ) -> None:
         self.process = process
-        self.asked = asked
+        self.requests = requests
         self.done = done
         self.stages = Stages(begun_s, 0.0, 0.0, 0.0)
         self.answered: asyncio.Future[None] = process.loop.create_future()
-        for each in asked:
+        for each in requests:
             each.context.when_abandoned.add(self.drop)
 
     def drop(self, context: RequestContext) -> None:
         """Tells the process that nobody waits for the items of this request any longer."""
-        places = [place for place, each in enumerate(self.asked) if each.context is context]
+        places = [place for place, each in enumerate(self.requests) if each.context is context]
         self.process.drop(self, places)
 
     def end(self, error: Exception | None = None) -> None:
         """Ends the wait for the batch, with `error` if there is one."""
-        for each in self.asked:
+        for each in self.requests:
             each.context.when_abandoned.discard(self.drop)
         if self.answered.done():  # cancelled
             return
@@ -162,15 +164,15 @@ class ModelProcess(asyncio.SubprocessProtocol):
         """The id of the process."""
         return self._transport.get_pid()
 
-    def run(self, asked: list[Asked], done: Done[Answered]) -> asyncio.Future[None]:
+    def run(self, requests: list[WorkRequest], done: Done[WorkOutput]) -> asyncio.Future[None]:
         """Sends a batch. Its answers go to `done`, with their times in each item's context; the future is done after the last.
 
         The future raises Unavailable if the process dies or hangs. Batches may be sent while earlier ones are computed; they are
         answered in order. Items whose request is abandoned are dropped.
         """
         begun_s = time.perf_counter()
-        message = packed([each.work for each in asked])
-        batch = _Batch(self, asked, done, begun_s)
+        message = packed([each.work for each in requests])
+        batch = _Batch(self, requests, done, begun_s)
         if not self._lost:
             try:
                 self._to.write(message)
@@ -256,13 +258,13 @@ class ModelProcess(asyncio.SubprocessProtocol):
                 now_s = time.perf_counter()
                 self._batches[0].stages = Stages(now_s, 0.0, 0.0, 0.0)
                 self._begin(now_s)
-        answers: list[tuple[int, Answered]] = [*reply.answers, *reply.logits]
+        answers: list[tuple[int, WorkOutput]] = [*reply.answers, *reply.logits]
         for place, answer in answers:
-            batch.asked[place].context.stages = batch.stages
+            batch.requests[place].context.stages = batch.stages
             batch.done(place, answer)
         for place, failure in reply.failures:
             if failure.ours:
-                batch.asked[place].context.failed_texts.append(batch.asked[place].place)
+                batch.requests[place].context.failed_texts.append(batch.requests[place].place)
             batch.done(place, (InternalError if failure.ours else BadInput)(failure.message, field=failure.field))
 
     def _lose(self, error: Exception) -> None:

@@ -7,21 +7,20 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from serve.bundle.cpu_quota import available_cores
-from serve.bundle.manifest import Manifest, open_bundle
+from serve.bundle.manifest import Manifest
 from serve.bundle.runtimes import Device
 from serve.bundle.variant_choice import choose
-from serve.model.description import ModelDescription
-from serve.model.work_items import Opening, Parts, TextWork, Work, estimated_tokens
+from serve.model.work_items import Opening, Parts, TokenWork, Work
 from serve.observe.drift import Drift, Expected
 from serve.observe.metrics import Metrics
 from serve.observe.request_context import RequestContext
 from serve.settings import Limits
-from serve.text.questions import tokens_of_windows
+from serve.tasks import open_bundle, task_of
 from serve.workers.batcher import AHEAD_TOKENS, Batcher, Reason, Wait
-from serve.workers.process import Answered, Asked, ModelProcess
+from serve.workers.process import ModelProcess, WorkOutput, WorkRequest
 
 log = logging.getLogger("serve")
 
@@ -36,6 +35,24 @@ LONGEST_PAUSE_S = 10.0
 ATTEMPTS_IN_SILENCE = 3
 # How long a stopping model waits for batches under way whose requests have ended, before its processes are ended.
 UNWANTED_S = 2.0
+
+
+class ModelDescription(TypedDict):
+    """One model of this server."""
+
+    name: str
+    aliases: list[str]
+    task: str
+    labels: list[str]
+    vector_width: int
+    multi_label: bool
+    relations: bool
+    max_length: int
+    variant: str
+    variants: list[str]
+    promises: list[str]
+    device: str
+    digest: str
 
 
 class ServedModel:
@@ -64,6 +81,7 @@ class ServedModel:
         self._limits, self._variant, self._threads, self._processes = limits, variant, threads, processes
         self.device: Device = device
         self.manifest: Manifest = bundle.manifest
+        self.task = task_of(bundle.manifest)
         choice = choose(bundle, variant, device=device)
         for note in choice.notes:
             log.warning("%s", note)
@@ -82,7 +100,7 @@ class ServedModel:
         if scores and scores.tokens_mean:
             lengths = Expected(scores.texts, scores.tokens_mean, scores.tokens_deviation)
             self._tokens = Drift(self.manifest.name, "tokens", lengths, metrics)
-        self.batcher: Batcher[Asked, Answered] = Batcher(
+        self.batcher: Batcher[WorkRequest, WorkOutput] = Batcher(
             batch_tokens=limits.batch_tokens,
             max_texts=limits.queued_texts,
             max_tokens=limits.queued_texts * QUEUED_TOKENS_PER_TEXT,
@@ -96,7 +114,7 @@ class ServedModel:
         self.start_error: Exception | None = None
         """Why the last attempt to replace a process failed; None if it did not."""
         self._holders = 0
-        self._let_go = asyncio.Event()
+        self._unretained = asyncio.Event()
 
     async def start(self) -> None:
         """Starts the processes and waits until all are warm. If one cannot start, it ends the others and raises its error."""
@@ -143,7 +161,7 @@ class ServedModel:
 
     async def answers(
         self, works: list[Work], context: RequestContext | None = None, answered: Wait | None = None
-    ) -> list[Answered]:
+    ) -> list[WorkOutput]:
         """One answer for each work item, in order: JSON, or logits. Overloaded, before any work, if the queue has no room.
 
         The model and the times are stored in `context`. `answered` is as in `Batcher.results`.
@@ -152,42 +170,42 @@ class ServedModel:
         context.model, context.variant, context.texts = self.manifest.name, self.variant, len(works)
         context.queued_s = time.perf_counter()
         try:
-            answers = await self.batcher.results(*self._asked(works, context), answered)
+            answers = await self.batcher.results(*self._requests(works, context), answered)
         except BaseException:  # an item failed, the time is up, or the client has gone
             context.abandon()
             raise
         self._metrics.answered(self.manifest.name, context.queue_s)
         return answers
 
-    async def answers_or_errors(self, works: list[Work]) -> list[Answered | Exception]:
+    async def answers_or_errors(self, works: list[Work]) -> list[WorkOutput | Exception]:
         """As `answers`, but a work item that fails has its error as its answer, and the others are waited for."""
         context = RequestContext()
         try:
-            return await self.batcher.results_or_errors(*self._asked(works, context))
+            return await self.batcher.results_or_errors(*self._requests(works, context))
         except BaseException:
             context.abandon()
             raise
 
-    def _asked(self, works: list[Work], context: RequestContext) -> tuple[list[Asked], list[int]]:
-        return [Asked(work, context, place) for place, work in enumerate(works)], [
+    def _requests(self, works: list[Work], context: RequestContext) -> tuple[list[WorkRequest], list[int]]:
+        return [WorkRequest(work, context, place) for place, work in enumerate(works)], [
             self._estimated_tokens(work) for work in works
         ]
 
-    def hold(self) -> None:
-        """Keeps the model from stopping until `let_go`, so that a request which has chosen it can ask."""
+    def retain(self) -> None:
+        """Keeps the model from stopping until `release`, so that a request which has chosen it can ask."""
         self._holders += 1
 
-    def let_go(self) -> None:
-        """Ends one `hold`."""
+    def release(self) -> None:
+        """Ends one `retain`."""
         self._holders -= 1
         if not self._holders:
-            self._let_go.set()
+            self._unretained.set()
 
     async def stop(self, *, at_once: bool = False) -> None:
         """Waits until no request holds the model, then ends the processes; `at_once` kills them, whatever they compute."""
         while self._holders:
-            self._let_go.clear()
-            await self._let_go.wait()
+            self._unretained.clear()
+            await self._unretained.wait()
         if not at_once:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.batcher.close(), UNWANTED_S)
@@ -264,13 +282,9 @@ class ServedModel:
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
     def _estimated_tokens(self, work: Work) -> int:
-        if self.manifest.task == "question-answering" and isinstance(work, TextWork):
-            question, context = estimated_tokens(TextWork(work.text)), estimated_tokens(TextWork(work.pair or ""))
-            return tokens_of_windows(question, context, self.manifest.max_length)
-        cut = self.manifest.relations or (
-            isinstance(work, TextWork) and (work.options.truncate or work.pair is not None)
-        )
-        return estimated_tokens(work, self.manifest.max_length if cut else None)
+        if isinstance(work, TokenWork):
+            return len(work.input_ids)
+        return self.task.estimated_tokens(work, self.manifest.max_length)
 
     def _released(self, reason: Reason, texts: int) -> None:
         self._metrics.released.labels(self.manifest.name, reason).inc()

@@ -45,12 +45,12 @@ def main() -> None:
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     if hasattr(os, "nice"):
         os.nice(NICE)
-    asked = sys.stdin.buffer
-    said = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    incoming = sys.stdin.buffer
+    outgoing = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints must not go between the messages
     from serve.model.pipeline import Pipeline  # only now, since libraries may print when they are loaded
 
-    opening = next(messages(asked, Opening))
+    opening = next(messages(incoming, Opening))
     try:
         # The process that started this one has chosen the runtime, and logged the notes.
         in_openvino = opening.runtime == "openvino"
@@ -62,36 +62,36 @@ def main() -> None:
             device=opening.device,
             log_notes=False,
         )
-        pipeline = opened(made, opening)
+        pipeline = warmed_up(made, opening)
     except StillroomError as error:
-        write(said, Opened(error.message))
+        write(outgoing, Opened(error.message))
         return
-    write(said, Opened())
-    given = Given()
-    threading.Thread(target=given.read, args=(asked,), name="reader", daemon=True).start()
+    write(outgoing, Opened())
+    reader = BatchReader()
+    threading.Thread(target=reader.read, args=(incoming,), name="reader", daemon=True).start()
     for number in itertools.count():
-        if (works := given.batches.get()) is None:
+        if (works := reader.batches.get()) is None:
             return
         every_s = math.inf if opening.whole else REPLY_EVERY_S
-        for reply in replies(pipeline, works, every_s, partial(given.unwanted, number)):
-            write(said, reply)
+        for reply in replies(pipeline, works, every_s, partial(reader.unwanted, number)):
+            write(outgoing, reply)
 
 
-class Given:
+class BatchReader:
     """The batches that have been read and are to be answered, and what of them is unwanted by now."""
 
     def __init__(self) -> None:
         self.batches: queue.Queue[list[Work] | None] = queue.Queue(AHEAD)
         """None at the end of the input."""
-        self._heard: queue.SimpleQueue[Dropped] = queue.SimpleQueue()
+        self._drop_messages: queue.SimpleQueue[Dropped] = queue.SimpleQueue()
         self._dropped: dict[int, list[int]] = {}  # places by batch; only `unwanted` uses it
 
-    def read(self, asked: BinaryIO) -> None:
+    def read(self, incoming: BinaryIO) -> None:
         """Reads messages until the input ends."""
         try:
-            for message in messages(asked, list[Work] | Dropped):  # type: ignore[arg-type]  # a union is a type for msgspec
+            for message in messages(incoming, list[Work] | Dropped):  # type: ignore[arg-type]  # a union is a type for msgspec
                 if isinstance(message, Dropped):
-                    self._heard.put(message)
+                    self._drop_messages.put(message)
                 else:
                     self.batches.put(message)
         finally:  # after a message that cannot be read too, so that the process ends and is replaced
@@ -99,14 +99,14 @@ class Given:
 
     def unwanted(self, batch: int) -> list[int]:
         """The places in `batch` that were dropped since the last call. What was dropped of earlier batches came too late."""
-        while not self._heard.empty():
-            dropped = self._heard.get()
+        while not self._drop_messages.empty():
+            dropped = self._drop_messages.get()
             if dropped.batch >= batch:
                 self._dropped.setdefault(dropped.batch, []).extend(dropped.places)
         return self._dropped.pop(batch, [])
 
 
-def opened(pipeline: "Pipeline", opening: Opening) -> "Pipeline":
+def warmed_up(pipeline: "Pipeline", opening: Opening) -> "Pipeline":
     """`pipeline` after its warm-up. BundleError if its bundle is not the one that the server opened."""
     if pipeline.manifest.digest != opening.digest:
         raise BundleError(

@@ -20,9 +20,30 @@ from serve.errors import BadInput, InternalError, StillroomError, is_panic
 from serve.files import no_room
 from serve.standard_streams import drop_unwritten, reader_gone
 from serve.wording import all_of
-from stillroom.cli import demo, judge, make, use
-from stillroom.cli.options import WIDTH, write_rows
 from stillroom.console import console, say
+from stillroom.verb import WIDTH, write_rows
+from stillroom.verbs import (
+    annotate,
+    benchmark,
+    capacity,
+    compare,
+    demo,
+    distill,
+    evaluate,
+    explain,
+    export,
+    finetune,
+    inspect,
+    label,
+    load,
+    profile,
+    push,
+    run,
+    search,
+    select,
+    serve,
+    transfer,
+)  # fmt: skip
 
 # What the `build` extra brings; serving needs none of it.
 BUILD_PACKAGES = {
@@ -59,7 +80,15 @@ SHELLS = ("bash", "zsh", "fish")
 COMPLETE = "_STILLROOM_COMPLETE"
 
 # Headings of the help, with their verbs.
-GROUPS = {"Make models": make.VERBS, "Measure them": judge.VERBS, "Use them": use.VERBS, "Try it": demo.VERBS}
+GROUPS = {
+    heading: tuple(verb.VERB for verb in verbs)
+    for heading, verbs in {
+        "Make models": (run, distill, finetune, label, select, compare, transfer, search, export),
+        "Measure them": (evaluate, explain, benchmark, profile, load, capacity, inspect),
+        "Use them": (serve, annotate, push),
+        "Try it": (demo,),
+    }.items()
+}
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from serve.errors import BadInput
 from serve.settings import WORKERS_A_FRONT
 from serve.wording import counted
 from stillroom.console import bar
-from stillroom.settings.capacity import Capacity
+from stillroom.verbs.capacity import Capacity
 
 COLUMNS = ["processes", "fronts", "bears, texts/s", "p50 ms", "p99 ms", "cores busy"]
 LEAST_SHARE = 0.05  # of what the processes could make of single texts, where the search for a rate begins

@@ -47,6 +47,7 @@ from latency.profile import Plan, time_grid
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
 from serve.files import replacing
+from serve.options import rule_faults
 from serve.text.entity_markers import knows_markers
 from serve.text.labels import OUTSIDE
 from serve.text.tokenizer import load_tokenizer
@@ -54,7 +55,7 @@ from stillroom.console import bar, say
 from stillroom.inputs.sample_texts.messages import support_messages
 from stillroom.report.pages import page_or
 from stillroom.report.run_page import Report, report_files
-from stillroom.settings.export import Exporting
+from stillroom.verbs.export import Exporting
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -81,19 +82,7 @@ def _faults(settings: Exporting) -> list[str]:
     """Which settings do not go together, a line each."""
     found = Faults()
     found.check(lambda: wanted_of(settings))
-    if settings.data and settings.texts:
-        found.messages.append(
-            "--texts and --data are both given, and each has texts to calibrate on and check with; leave one out."
-        )
-    needed = {"--promise": settings.graphs.promises, "--data": settings.data}
-    lacks = [flag for flag, value in needed.items() if not value]
-    if settings.promise_data and lacks:
-        found.messages.append(
-            f"--promise-data {settings.promise_data} is only read with {' and '.join(lacks)}; give that too."
-        )
-    if settings.out_of_scope and not settings.data:
-        found.messages.append(f"--out-of-scope {settings.out_of_scope} names a label of the data; give --data too.")
-    return found.messages
+    return [*found.messages, *rule_faults(settings)]
 
 
 @dataclass(frozen=True)
@@ -163,7 +152,7 @@ class _Ready:
 
 
 def export_checkpoint(checkpoint: str, out: Path, settings: Exporting, beside: Beside | None = None) -> dict[str, Any]:
-    """See `stillroom.api.export`; with `beside`, which asks for labelled data, the report has the teacher too."""
+    """See `stillroom.export`; with `beside`, which asks for labelled data, the report has the teacher too."""
     machine = machine_facts()  # before any work, which would count as load of the machine
     out = Path(os.path.abspath(out))
     given = _checked(checkpoint, out, settings, beside)

@@ -21,7 +21,7 @@ from compress.runs.stages import fingerprint
 from compress.runs.task_inputs import TaskInputs
 from serve.bundle.manifest import canonical_json
 from serve.files import replacing_folder
-from stillroom.settings.search import Sampler
+from stillroom.settings import Sampler
 from stillroom.student_search.controller import Places, controlled, reward
 from stillroom.student_search.space import Space, encoder_weights
 

@@ -18,9 +18,9 @@ from compress.models.pretrained import load, open_model, open_tokenizer
 from compress.runs.open_task import open_task
 from compress.runs.understood import understood, understood_lines
 from compress.settings import TaskSettings
-from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput
 from serve.model.pipeline import Pipeline
+from serve.tasks import open_bundle
 from serve.text.labels import SPAN_ENDS
 
 TASK = "question-answering"

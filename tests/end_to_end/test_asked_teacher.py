@@ -11,8 +11,8 @@ from small_task import CITIES, ITEMS, examples, make_teacher, make_tokenizer, wr
 
 import stillroom as face
 from compress.labelling import by_model
-from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput
+from serve.tasks import open_bundle
 from stillroom.commands.run.pipeline import plan_of
 from stillroom.commands.run.stages import Run
 from stillroom.commands.run.teacher_stages import ANSWERS

@@ -17,14 +17,14 @@ from compress.models.families import FAMILIES, layers_of
 from compress.models.pretrained import load_encoder, open_model
 from compress.runs.method_stages import run_method
 from compress.runs.resumable_stages import Workdir
-from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput, GateMissed
+from serve.tasks import open_bundle
 from stillroom.commands.compare import training
 from stillroom.commands.compare.choices import Choice
 from stillroom.commands.compare.rows import Row
 from stillroom.commands.compare.run import compare
 from stillroom.console import console
-from stillroom.settings.compare import Comparison
+from stillroom.verbs.compare import Comparison
 
 STUDENT = "layers=2,hidden=32,heads=4,ffn=32"
 ASSISTANT = "layers=4,hidden=16,heads=4,ffn=32"

@@ -20,11 +20,11 @@ from compress.runs.resumable_stages import Workdir
 from export.precision.int8 import NO_SATURATION
 from serve.bundle.cpu import HIDDEN_VARIABLE, cpu_features, suits
 from serve.bundle.cpu_quota import read_cores, why
-from serve.bundle.manifest import open_bundle
 from serve.bundle.variant_choice import choose
 from serve.errors import BadInput, GateMissed
 from serve.model.pipeline import Pipeline
 from serve.model.session import Session, onnxruntime_options, onnxruntime_session
+from serve.tasks import open_bundle
 from serve.text.tokenizer import load_tokenizer
 from stillroom.commands.export import scores_on_test
 

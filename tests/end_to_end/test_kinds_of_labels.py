@@ -17,10 +17,10 @@ from compress.data.splits import read_splits
 from compress.methods.catalogue import LABELS
 from compress.models.pretrained import load, open_model, save_tokenizer
 from compress.training.stage import StageSettings, train_on_task, validating
-from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput
 from serve.http.app import create_app
 from serve.model.pipeline import Pipeline
+from serve.tasks import open_bundle
 
 TASK = "text-classification"
 RECIPE = """

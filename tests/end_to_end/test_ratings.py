@@ -24,9 +24,9 @@ from compress.runs.open_task import open_task
 from compress.runs.soft_labels import fold_of
 from compress.runs.understood import understood, understood_lines
 from compress.settings import TaskSettings
-from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput
 from serve.model.pipeline import Pipeline
+from serve.tasks import open_bundle
 
 TASK = "text-regression"
 SHAPE = "layers=1,hidden=32,heads=4,ffn=64"

@@ -20,7 +20,8 @@ from compress.evaluation.predictions import shared_row_logits
 from compress.runs import soft_labels
 from compress.runs.resumable_stages import TRAINING
 from compress.training.loop import CHECKPOINT
-from serve.bundle.manifest import open_bundle, sha256_file
+from serve.bundle.manifest import sha256_file
+from serve.tasks import open_bundle
 from stillroom import Pipeline
 from stillroom.inputs.preflight import prepare
 from stillroom.inputs.recipe import read_recipe, resolve

@@ -12,9 +12,9 @@ import stillroom as face
 from compress.data.examples import Example
 from compress.models.sentence_encoder import open_encoder, sentence_vectors
 from compress.models.sentence_pooling import SentencePooling, pooling_in, write_pooling
-from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput
 from serve.model.pipeline import Pipeline
+from serve.tasks import open_bundle
 
 SHAPE = "layers=1,hidden=32,heads=4,ffn=64"
 

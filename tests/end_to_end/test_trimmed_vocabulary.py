@@ -12,8 +12,8 @@ from small_task import examples, make_teacher, write_rows
 from tokenizers.processors import TemplateProcessing
 
 import stillroom as face
-from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput
+from serve.tasks import open_bundle
 from serve.text.tokenizer import load_tokenizer
 
 Settings = dict[str, Any]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-class Board:
+class SharedCounters:
     """Numbers of each front in memory that all processes of one server share."""
 
     def __init__(self, fronts: int) -> None:
@@ -44,14 +44,14 @@ class Board:
 
 
 @dataclass(frozen=True)
-class Share:
+class ProcessShare:
     """What one front process has of the server."""
 
     number: int
     fronts: int
     control: socket.socket
     """Brings connections, one with each byte, and takes what the front says, a JSON object a line."""
-    board: Board
+    board: SharedCounters
     sockets: str
     """How the paths of the sockets begin at which fronts ask each other."""
     digests: dict[str, str] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Share:
         """This front's worker processes, of `whole`."""
         return whole // self.fronts + (self.number < whole % self.fronts)
 
-    def say(self, what: dict[str, Any]) -> None:
+    def send(self, what: dict[str, Any]) -> None:
         """Tells the accepting process."""
         with suppress(OSError):
             self.control.sendall(json.dumps(what).encode() + b"\n")

@@ -4,7 +4,7 @@ This process accepts every connection and hands it to the front with the fewest 
 A front is a whole server with its share of the worker processes and of the limits. One that dies is replaced, a signal reaches
 all of them, and the server ends when all have ended.
 
-Fronts are forked: a front has what this process has loaded, and this process runs neither an event loop nor a model.
+Front processes are forked: each has what this process has loaded, and this process runs neither an event loop nor a model.
 """
 
 import json
@@ -28,7 +28,7 @@ from typing import NoReturn
 from serve import errors
 from serve.errors import StillroomError, Unavailable
 from serve.http.connections.acceptor import AT_ONCE, PAUSE_S
-from serve.http.connections.front_share import Board, Share
+from serve.http.connections.front_share import ProcessShare, SharedCounters
 from serve.observe.logs import stop_inherited
 
 log = logging.getLogger("serve")
@@ -56,7 +56,7 @@ class _Front:
     error: StillroomError | None = None
 
 
-class Fronts:
+class HttpProcesses:
     """Accepts connections for `count` front processes until a signal stops all of them.
 
     `work` serves in the forked process. `opened` is called once all fronts take connections. After the first SIGTERM or SIGINT
@@ -67,7 +67,7 @@ class Fronts:
         self,
         listener: socket.socket,
         count: int,
-        work: Callable[[Share], None],
+        work: Callable[[ProcessShare], None],
         *,
         linger_s: float,
         leave_s: float,
@@ -80,7 +80,7 @@ class Fronts:
         self._leave_s = leave_s
         self._opened = opened
         self._fronts: dict[int, _Front] = {}
-        self._board = Board(count)
+        self._board = SharedCounters(count)
         self._selector = selectors.DefaultSelector()
         self._accepting = False
         self._announced = False
@@ -153,11 +153,11 @@ class Fronts:
             elif key.data == "listener":
                 self._accept()
             else:
-                self._hear(key.data)
+                self._read_message(key.data)
         for front in list(self._fronts.values()):
             pid, status = os.waitpid(front.pid, os.WNOHANG)
             if pid:
-                self._buried(front, os.waitstatus_to_exitcode(status))
+                self._on_exit(front, os.waitstatus_to_exitcode(status))
         if os.getpid() == 1:  # of a container: the worker processes of a front that died are left to this process
             with suppress(ChildProcessError):
                 while self._fronts and _ended_orphan({front.pid for front in self._fronts.values()}):
@@ -182,7 +182,7 @@ class Fronts:
         for each in (ours, theirs):
             each.setblocking(False)
         self._board.begin(number)
-        share = Share(number, self._count, theirs, self._board, self._sockets, dict(self._digests))
+        share = ProcessShare(number, self._count, theirs, self._board, self._sockets, dict(self._digests))
         with suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -194,7 +194,7 @@ class Fronts:
             self._not_started(number, error)
             return
         if not pid:
-            self._become(share, ours)
+            self._run_child(share, ours)
         theirs.close()
         self._fronts[number] = front = _Front(number, pid, ours, time.monotonic())
         self._selector.register(ours, selectors.EVENT_READ, front)
@@ -211,7 +211,7 @@ class Fronts:
         pause_s = self._pauses_s[number] = 0.0 if at_once else min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * before_s))
         self._due_s[number] = time.monotonic() + pause_s
 
-    def _become(self, share: Share, ours: socket.socket) -> NoReturn:
+    def _run_child(self, share: ProcessShare, ours: socket.socket) -> NoReturn:
         """Serves as a front, in the forked process, and ends it."""
         code = 1
         try:
@@ -228,7 +228,7 @@ class Fronts:
             self._work(share)
             code = 0
         except StillroomError as error:
-            share.say({"error": type(error).__name__, "message": error.message})
+            share.send({"error": type(error).__name__, "message": error.message})
         except BaseException:
             traceback.print_exc()
         finally:
@@ -280,7 +280,7 @@ class Fronts:
                 front.handed += 1
                 return
 
-    def _hear(self, front: _Front) -> None:
+    def _read_message(self, front: _Front) -> None:
         try:
             words = front.control.recv(65536)
         except (BlockingIOError, ConnectionError):
@@ -309,9 +309,9 @@ class Fronts:
             self._announced = True
             self._opened()
 
-    def _buried(self, front: _Front, status: int) -> None:
+    def _on_exit(self, front: _Front, status: int) -> None:
         """Takes note of a front that has ended, and has it replaced."""
-        self._hear_last(front)
+        self._read_last_message(front)
         del self._fronts[front.number]
         with suppress(KeyError, ValueError):
             self._selector.unregister(front.control)
@@ -327,9 +327,9 @@ class Fronts:
         log.error("front process %d ended with status %s%s; starting another", front.number, status, why)
         self._try_later(front.number, at_once=front.open and time.monotonic() - front.began_s > AT_ONCE_S)
 
-    def _hear_last(self, front: _Front) -> None:
+    def _read_last_message(self, front: _Front) -> None:
         with suppress(KeyError, ValueError, OSError):
-            self._hear(front)
+            self._read_message(front)
 
     def _send(self, number: int) -> None:
         for front in self._fronts.values():

@@ -82,7 +82,9 @@ class Server:
                 listener, self._watch, lambda: Connection(self._app, self._watch), self._tls, handed=self._handed
             )
             acceptor.open()
-            watching = [asyncio.ensure_future(each) for each in (self._watch.keep(), self._watch.feel())]
+            watching = [
+                asyncio.ensure_future(each) for each in (self._watch.close_late(), self._watch.measure_loop_lag())
+            ]
             collect_seldom()
             opened()
             ends = [asyncio.create_task(each.wait()) for each in (stopped, acceptor.ended)]

@@ -62,7 +62,7 @@ class Watch:
         self.open -= 1
         self.on_closed()
 
-    async def keep(self) -> None:
+    async def close_late(self) -> None:
         """Checks every connection each `CHECK_S`, until cancelled."""
         while True:
             await asyncio.sleep(CHECK_S)
@@ -70,12 +70,12 @@ class Watch:
             self.date = _date()
             try:
                 for connection in list(self.connections):
-                    connection.look(now_s)
+                    connection.check_timeouts(now_s)
                 self._cut_unread()
             except Exception:
                 log.exception("checking the connections failed; the next check goes on")
 
-    async def feel(self) -> None:
+    async def measure_loop_lag(self) -> None:
         """Measures how late the event loop is each `MEASURE_S`, until cancelled."""
         loop = asyncio.get_running_loop()
         before_s = 0.0

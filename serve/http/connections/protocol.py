@@ -333,7 +333,7 @@ class Connection(asyncio.Protocol):
         poll.register(self.transport.get_extra_info("socket"), select.POLLIN)
         return next((events for _, events in poll.poll(0)), 0)
 
-    def look(self, now_s: float) -> None:
+    def check_timeouts(self, now_s: float) -> None:
         """Cuts the connection if it is too slow."""
         between_s, self._looked_s = now_s - self._looked_s, now_s
         if self._half_closed and self._events() & (select.POLLHUP | select.POLLERR):

@@ -4,76 +4,20 @@ It has the names of this server's models, its limits, and a link to the protocol
 a running server against it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, NotRequired, TypedDict
 
 import msgspec
 
 from serve.bundle.manifest import Manifest
-from serve.http.v1.relations import RelationItemsRequest, RelationRequest
-from serve.http.v1.requests import AnswerRequest, ClassifyRequest, EmbeddingsRequest, EntitiesRequest, ScoreRequest
-from serve.model.description import ModelDescription
 from serve.observe.request_context import TIMEOUT_HEADER
+from serve.options import options_of
 from serve.settings import Limits
-from serve.text.answers import MOST_LABELS, WIDEST_VECTOR, EntitiesAnswer, LabelsAnswer, NumberAnswer, QuestionAnswer
-
-
-class EntitiesResponse(TypedDict):
-    """One answer for each text, in the order of the texts."""
-
-    model: str
-    variant: str
-    results: list[EntitiesAnswer]
-
-
-class ClassifyResponse(TypedDict):
-    """One answer for each text, in the order of the texts."""
-
-    model: str
-    variant: str
-    results: list[LabelsAnswer]
-
-
-class ScoreResponse(TypedDict):
-    """One answer for each text, in the order of the texts."""
-
-    model: str
-    variant: str
-    results: list[NumberAnswer]
-
-
-class AnswerResponse(TypedDict):
-    """One answer for each question, in the order of the questions."""
-
-    model: str
-    variant: str
-    results: list[QuestionAnswer]
-
-
-class Embedding(TypedDict):
-    """The vector of the text with this place in `input`: numbers, or their float32 bytes in base64."""
-
-    object: Literal["embedding"]
-    index: int
-    embedding: list[float] | str
-
-
-class Usage(TypedDict):
-    """The tokens of all texts, special ones included."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
-class EmbeddingsResponse(TypedDict):
-    """One vector for each text, in the order of the texts."""
-
-    object: Literal["list"]
-    data: list[Embedding]
-    model: str
-    variant: str
-    usage: Usage
+from serve.tasks import SERVED_TASKS, task_of
+from serve.tasks.served_task import Endpoint
+from serve.text.answers import WIDEST_VECTOR, AnswerOptions
+from serve.workers.supervisor import ModelDescription
 
 
 class OpenaiModel(TypedDict):
@@ -173,68 +117,32 @@ SECURITY_SCHEMES: Schema = {
 
 # The ranges of options, which their types do not state.
 OPTION_SCHEMAS: dict[str, Schema] = {
-    "min_score": {"minimum": 0, "maximum": 1},
-    "top_k": {"minimum": 1, "maximum": MOST_LABELS},
-    "dimensions": {"minimum": 1, "maximum": WIDEST_VECTOR},
+    option.name: {"minimum": option.at_least, "maximum": option.at_most}
+    for option in options_of(AnswerOptions)
+    if option.at_least is not None
 }
 
-ENTITIES_EXAMPLE = {"text": ["Ms Keller moved to Graz", "fly to Rome"], "min_score": 0.5, "offsets": "utf16"}
-CLASSIFY_EXAMPLE = {"text": "Where is my parcel?", "top_k": 2}
-SCORE_EXAMPLE = {"text": "A man plays a guitar.", "text_pair": "Someone makes music."}
-ANSWER_EXAMPLE = {"question": "Where does Ms Keller live?", "context": "Ms Keller moved from Graz to Rome in May."}
-EMBEDDINGS_EXAMPLE = {"input": ["A man plays a guitar.", "Someone makes music."]}
-RELATIONS_EXAMPLE = {"text": "Rome is in Italy", "head": {"start": 0, "end": 4}, "tail": {"start": 11, "end": 16}}
-# The requests, and the models that each may name.
-FITTING: dict[type[msgspec.Struct], Callable[[Manifest], bool]] = {
-    EntitiesRequest: lambda manifest: manifest.task == "token-classification",
-    ClassifyRequest: lambda manifest: manifest.task == "text-classification" and not manifest.relations,
-    ScoreRequest: lambda manifest: manifest.task == "text-regression",
-    AnswerRequest: lambda manifest: manifest.task == "question-answering",
-    EmbeddingsRequest: lambda manifest: manifest.task == "feature-extraction",
-    RelationRequest: lambda manifest: manifest.relations,
-    RelationItemsRequest: lambda manifest: manifest.relations,
-}
-REQUESTS = tuple(FITTING)
+# The requests, and the task of the models that each may name.
+TASK_OF = {request: task for task in SERVED_TASKS for request in task.endpoint.requests}
 
 
 def openapi(models: Mapping[str, Manifest], limits: Limits) -> dict[str, object]:
     """The OpenAPI document of a server with `models`, by their names and aliases."""
-    responses = (
-        EntitiesResponse, ClassifyResponse, ScoreResponse, AnswerResponse, EmbeddingsResponse, ModelsResponse, StateResponse, ErrorResponse,
-    )  # fmt: skip
-    references, schemas = msgspec.json.schema_components(
-        (*REQUESTS, *responses), ref_template="#/components/schemas/{name}"
-    )
-    reference = {kind.__name__: found for kind, found in zip((*REQUESTS, *responses), references, strict=True)}
+    # The responses of two tasks are of one type.
+    responses = dict.fromkeys(task.endpoint.response for task in SERVED_TASKS)
+    kinds = (*TASK_OF, *responses, ModelsResponse, StateResponse, ErrorResponse)
+    references, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    reference = dict(zip(kinds, references, strict=True))
     _limit(schemas, models, limits)
-    asked_relations = {"oneOf": [reference["RelationRequest"], reference["RelationItemsRequest"]]}
-    labels, state = reference["ClassifyResponse"], _json(reference["StateResponse"])
+    state = _json(reference[StateResponse])
     paths: dict[str, Schema] = {
-        "/v1/entities": _post(
-            "Find entities", "entities", reference["EntitiesRequest"], reference["EntitiesResponse"], ENTITIES_EXAMPLE
-        ),
-        "/v1/classify": _post("Classify texts", "classify", reference["ClassifyRequest"], labels, CLASSIFY_EXAMPLE),
-        "/v1/score": _post(
-            "Give texts a number", "score", reference["ScoreRequest"], reference["ScoreResponse"], SCORE_EXAMPLE
-        ),
-        "/v1/answer": _post(
-            "Answer questions from a context",
-            "answer",
-            reference["AnswerRequest"],
-            reference["AnswerResponse"],
-            ANSWER_EXAMPLE,
-        ),
-        "/v1/embeddings": _post(
-            "Give texts their vectors",
-            "embeddings",
-            reference["EmbeddingsRequest"],
-            reference["EmbeddingsResponse"],
-            EMBEDDINGS_EXAMPLE,
-        ),
-        "/v1/relations": _post(
-            "Classify the relation of two parts of a text", "relations", asked_relations, labels, RELATIONS_EXAMPLE
-        ),
-        "/v1/models": _get("List the models", "models", _json(reference["ModelsResponse"])),
+        task.endpoint.path: _post(
+            task.endpoint, [reference[each] for each in task.endpoint.requests], reference[task.endpoint.response]
+        )
+        for task in SERVED_TASKS
+    }
+    paths |= {
+        "/v1/models": _get("List the models", "models", _json(reference[ModelsResponse])),
         "/healthz": _get("Check that the server runs", "healthz", state),
         "/readyz": _get("Check that every model can answer", "readyz", state, {"503": "some model cannot answer now"}),
         "/metrics": _get(
@@ -246,7 +154,7 @@ def openapi(models: Mapping[str, Manifest], limits: Limits) -> dict[str, object]
     }
     for methods in paths.values():
         for operation in methods.values():
-            _complete(operation, reference["ErrorResponse"])
+            _complete(operation, reference[ErrorResponse])
     return {
         "openapi": "3.1.0",
         "info": {"title": "stillroom", "version": program_version()},
@@ -259,18 +167,19 @@ def openapi(models: Mapping[str, Manifest], limits: Limits) -> dict[str, object]
 
 def _limit(schemas: Mapping[str, Schema], models: Mapping[str, Manifest], limits: Limits) -> None:
     """Adds to the schemas what the types do not state: limits, and the names of models."""
-    for kind in REQUESTS:
-        properties = schemas[kind.__name__]["properties"]
+    for request, task in TASK_OF.items():
+        properties = schemas[request.__name__]["properties"]
+        fitting = {name: manifest for name, manifest in models.items() if task_of(manifest) is task}
         for name, schema in properties.items():
             schema.update(OPTION_SCHEMAS.get(name, {}))
-        if names := [name for name, manifest in models.items() if FITTING[kind](manifest)]:
-            properties["model"] = {"enum": [*names, None], "description": properties["model"]["description"]}
+        if fitting:
+            properties["model"] = {"enum": [*fitting, None], "description": properties["model"]["description"]}
         if "dimensions" in properties:
-            widths = [manifest.vector_width for manifest in models.values() if FITTING[kind](manifest)]
+            widths = [manifest.vector_width for manifest in fitting.values()]
             properties["dimensions"]["maximum"] = max(widths, default=WIDEST_VECTOR)
         if "promise" in properties:
-            fitting = [manifest for manifest in models.values() if FITTING[kind](manifest)]
-            made = {name for manifest in fitting for variant in manifest.variants.values() for name in variant.promises}
+            variants = [variant for manifest in fitting.values() for variant in manifest.variants.values()]
+            made = {name for variant in variants for name in variant.promises}
             properties["promise"] = {"enum": [*sorted(made), None], "description": properties["promise"]["description"]}
         for name in properties.keys() & {"text", "text_pair", "items", "input", "question", "context"}:
             properties[name].update(minItems=1, maxItems=limits.texts, maxLength=limits.text_characters)
@@ -280,14 +189,15 @@ def _limit(schemas: Mapping[str, Schema], models: Mapping[str, Manifest], limits
     schemas["RelationItem"]["properties"]["text"]["maxLength"] = limits.text_characters
 
 
-def _post(summary: str, name: str, asked: Schema, answered: Schema, example: object) -> Schema:
-    content = {"application/json": {"schema": asked, "example": example}}
+def _post(endpoint: Endpoint, requests: list[Schema], response: Schema) -> Schema:
+    asked = requests[0] if len(requests) == 1 else {"oneOf": requests}
+    content = {"application/json": {"schema": asked, "example": endpoint.example}}
     return {
         "post": {
-            "summary": summary,
-            "operationId": name,
+            "summary": endpoint.summary,
+            "operationId": endpoint.operation,
             "requestBody": {"required": True, "content": content},
-            "responses": {"200": {"description": "answers", "content": _json(answered)}},
+            "responses": {"200": {"description": "answers", "content": _json(response)}},
             "x-errors": {**BODY_ERRORS, **MODEL_ERRORS},
         }
     }

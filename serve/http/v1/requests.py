@@ -1,134 +1,18 @@
-"""Request bodies of the endpoints of `/v1` but `/v1/relations`: their fields, and the checks of bodies and limits."""
+"""Request bodies: read within the limit of bytes, and decoded, with the field in errors."""
 
 import codecs
-import dataclasses
 import json
 import re
 from collections.abc import Iterator
-from typing import Annotated, TypeVar, get_type_hints
+from typing import TypeVar, get_type_hints
 
 import msgspec
-from msgspec import Meta
 from starlette.requests import ClientDisconnect, Request
 
 from serve.errors import BadInput, BadRequest, TooLarge, UnsupportedMedia
 from serve.observe.request_context import headers_of
-from serve.settings import Limits
-from serve.text.answers import AnswerOptions, EncodingFormat, OffsetUnit
-from serve.text.spans import Aggregation
 
-# Each description is also the end of an error message: "top_k: ...; give a whole number from 1, ...".
-TOP_K = "a whole number from 1, how many labels to return; default: all labels, or those that apply if any number of labels may apply"
-OFFSETS = '"codepoints" (default), "utf16" (as in JavaScript) or "utf8" (bytes), the unit of start and end'
-PROMISE = "a promise of the model, as in /v1/models (default: none): no answer is given below its score"
-ABSTAIN = "true or false (default): true returns no label if the highest score is below the bundle's abstain_below"
-
-# A field that may be left out may also be null, which is the same.
-Text = Annotated[str | list[str], Meta(description="a string, or a list of strings")]
-ModelName = Annotated[
-    str | None, Meta(description="a name or alias from /v1/models; default: the first model for this endpoint")
-]
-Promise = Annotated[str | None, Meta(description=PROMISE)]
-TextPair = Annotated[
-    str | list[str] | None, Meta(description="the second text of each pair: a string, or a list as long as text")
-]
-Truncate = Annotated[
-    bool | None,
-    Meta(
-        description="true or false (default): true cuts a text longer than the model instead of reading it in windows"
-    ),
-]
-
-
-class EntitiesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Find the entities in one text, or in each text of a list."""
-
-    text: Text
-    model: ModelName = None
-    min_score: Annotated[
-        float | None, Meta(description="a number from 0 (default) to 1; entities with a lower score are left out")
-    ] = 0.0
-    offsets: Annotated[OffsetUnit | None, Meta(description=OFFSETS)] = "codepoints"
-    aggregation: Annotated[
-        Aggregation | None,
-        Meta(
-            description='"first" (default: a word gets the tag of its first token), "average" or "max" (of all its tokens), or '
-            '"strict" (as "first", without incomplete entities)'
-        ),
-    ] = "first"
-    constrained: Annotated[
-        bool | None,
-        Meta(description="true or false (default): true finds the likeliest tags that form a valid sequence"),
-    ] = False
-    truncate: Truncate = False
-    promise: Promise = None
-
-
-class ClassifyRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Classify one text, or each text of a list."""
-
-    text: Text
-    model: ModelName = None
-    text_pair: TextPair = None
-    top_k: Annotated[int | None, Meta(description=TOP_K)] = None
-    truncate: Truncate = False
-    abstain: Annotated[bool | None, Meta(description=ABSTAIN)] = False
-    promise: Promise = None
-
-
-class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Give one text or pair of texts a number, or each one of a list."""
-
-    text: Text
-    model: ModelName = None
-    text_pair: TextPair = None
-    truncate: Truncate = False
-
-
-class AnswerRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Answer one question from its context, or each question of a list from its own, or all from one context."""
-
-    question: Annotated[str | list[str], Meta(description="a question, or a list of questions")]
-    context: Annotated[
-        str | list[str],
-        Meta(description="the text that may hold the answer: one for all questions, or a list as long as question"),
-    ]
-    model: ModelName = None
-    min_score: Annotated[
-        float | None, Meta(description="a number from 0 (default) to 1; an answer with a lower score is not given")
-    ] = 0.0
-    offsets: Annotated[OffsetUnit | None, Meta(description=OFFSETS)] = "codepoints"
-
-
-class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Give one text, or each text of a list, its vector. The form is that of OpenAI's endpoint of this name."""
-
-    input: Text
-    model: ModelName = None
-    encoding_format: Annotated[
-        EncodingFormat | None,
-        Meta(description='"float" (default: numbers) or "base64" (their float32 bytes, little-endian)'),
-    ] = "float"
-    dimensions: Annotated[
-        int | None,
-        Meta(description="a whole number from 1, how many numbers to keep, at length 1 again; default: all"),
-    ] = None
-    truncate: Truncate = False
-    user: Annotated[str | None, Meta(description="a string, which is not used")] = None
-
-
-def options_of(kind: type[msgspec.Struct]) -> list[str]:
-    """The fields of a request that are fields of `AnswerOptions`."""
-    return [field.name for field in dataclasses.fields(AnswerOptions) if field.name in kind.__struct_fields__]
-
-
-def answer_options(asked: msgspec.Struct) -> AnswerOptions:
-    """The options in a request; null is the default. BadInput for a value out of range."""
-    given = {name: getattr(asked, name) for name in options_of(type(asked))}
-    return AnswerOptions(**{name: value for name, value in given.items() if value is not None})
-
-
-Asked = TypeVar("Asked", bound=msgspec.Struct)
+RequestBody = TypeVar("RequestBody", bound=msgspec.Struct)
 Decoded = TypeVar("Decoded")
 
 # A string, up to the end if it has none, so that no part of the text is searched twice; or a number such as 5.0 or 5.0e+00.
@@ -136,11 +20,6 @@ INTEGER_AS_FLOAT = re.compile(
     rb'("(?:[^"\\]++|\\.)*+"?)|(?<![\d.eE+-])(-?\d++)(?:\.0++(?:[eE][+-]?0++)?|[eE][+-]?0++)(?![\d.])'
 )
 HALF_A_PAIR = re.compile("[\ud800-\udfff]")
-
-
-async def read_request(request: Request, kind: type[Asked], limits: Limits) -> Asked:
-    """The request's body as `kind`. Errors as in `read_json` and `decode`."""
-    return decode(await read_json(request, limits.body_bytes), kind)
 
 
 async def read_json(request: Request, limit_bytes: int) -> bytes:
@@ -186,7 +65,7 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def decode(body: bytes, kind: type[Asked]) -> Asked:
+def decode(body: bytes, kind: type[RequestBody]) -> RequestBody:
     """`body` as `kind`. BadRequest if it is not JSON; BadInput, with the field, if a field is missing, unknown or wrong."""
     body = body.removeprefix(codecs.BOM_UTF8)
     try:
@@ -209,7 +88,7 @@ def decode_json(text: bytes, kind: type[Decoded]) -> Decoded:
         return msgspec.json.decode(INTEGER_AS_FLOAT.sub(rb"\1\2", text), type=kind)
 
 
-def _field_error(message: str, kind: type[Asked]) -> BadInput:
+def _field_error(message: str, kind: type[RequestBody]) -> BadInput:
     """The error for a message of msgspec, with the field that it names and the values that this field takes."""
     # "... - at `$.text[3]`", "... required field `text`", "... unknown field `txt` - at `$.head`"
     inside, of_object = re.search(r"`\$\.([^`]+)`$", message), re.search(r"field `([^`]*)`", message)
@@ -227,7 +106,7 @@ def _field_error(message: str, kind: type[Asked]) -> BadInput:
     return BadInput(f'the body: {message[0].lower()}{message[1:]}; send an object such as {{"text": "..."}}')
 
 
-def _need(kind: type[Asked], name: str) -> str:
+def _need(kind: type[RequestBody], name: str) -> str:
     """The description of field `name`."""
     annotation = get_type_hints(kind, include_extras=True)[name]
     return str(annotation.__metadata__[0].description)
@@ -275,16 +154,3 @@ def _steps_to_half_a_pair(body: object) -> list[str | int] | None:
 def _entries(value: object) -> Iterator[tuple[str | int, object]]:
     """What is directly in `value`, each with its name or index."""
     return iter(value.items()) if isinstance(value, dict) else enumerate(value if isinstance(value, list) else [])
-
-
-def check_limits(texts: list[str], field: str, limits: Limits) -> None:
-    """TooLarge if there are too many texts, or one is too long."""
-    if len(texts) > limits.texts:
-        raise TooLarge(f"{field} has {len(texts):,} texts; this server takes {limits.texts:,} at once", field=field)
-    for index, text in enumerate(texts):
-        if len(text) > limits.text_characters:
-            name = field if len(texts) == 1 else f"{field}[{index}]"
-            raise TooLarge(
-                f"{name} has {len(text):,} characters; this server takes {limits.text_characters:,} in one text: split it",
-                field=name,
-            )

@@ -4,7 +4,6 @@ A model takes texts, and answers with JSON in a BYTES tensor; or token ids, and 
 and writes the tensors. `serve.http.middleware` gives errors the protocol's form: `{"error": message}`.
 """
 
-import base64
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -14,27 +13,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from serve.bundle.manifest import PER_TOKEN, Manifest
+from serve.bundle.manifest import Manifest
 from serve.errors import BadInput, NotFound, TooLarge, Unavailable, UnsupportedMedia
 from serve.http.middleware import JsonResponse
 from serve.http.openapi.v1 import program_version
 from serve.http.service import Service
-from serve.http.v1.requests import (
-    AnswerRequest,
-    ClassifyRequest,
-    EmbeddingsRequest,
-    EntitiesRequest,
-    ScoreRequest,
-    check_limits,
-    decode_json,
-    options_of,
-    read_body,
-)
+from serve.http.v1.requests import decode_json, read_body
 from serve.http.v2.tensors import IGNORED, Datatype, InferRequest, OutputTensor, Tensor, read_tensors, written
-from serve.model.work_items import Logits, TextWork, TokenWork, Work
+from serve.model.work_items import Logits, TokenWork, Work
 from serve.settings import Limits
-from serve.text.answers import AnswerOptions, LabelScore
-from serve.workers.process import Answered
+from serve.tasks.served_task import ServedTask
+from serve.text.answers import AnswerOptions
+from serve.text.inputs import TextWork, check_limits
+from serve.workers.process import WorkOutput
 from serve.workers.supervisor import ServedModel
 
 JSON_LENGTH = "Inference-Header-Content-Length"
@@ -48,38 +39,6 @@ INPUTS: dict[str, Datatype] = {
     "token_type_ids": "INT64",
 }
 TEXT_INPUTS = ("text", "text_pair")
-
-
-REQUEST_OF: dict[str, type[msgspec.Struct]] = {
-    "token-classification": EntitiesRequest,
-    "text-classification": ClassifyRequest,
-    "text-regression": ScoreRequest,
-    "question-answering": AnswerRequest,
-    "feature-extraction": EmbeddingsRequest,
-}
-# The outputs of texts beside `answer`.
-OUTPUTS: dict[str, dict[str, Datatype]] = {
-    "token-classification": {},
-    "text-classification": {"label": "BYTES", "score": "FP32"},
-    "text-regression": {"score": "FP32"},
-    "question-answering": {"score": "FP32"},
-    "feature-extraction": {"embedding": "FP32"},
-}
-
-
-class _Top(msgspec.Struct):
-    labels: list[LabelScore] = []
-    score: float = 0.0  # of an answer that is a number, or is one to a question
-
-
-class _Vector(msgspec.Struct):
-    embedding: list[float] | str
-
-    def numbers(self) -> np.ndarray:
-        """The vector's float32, whichever form was asked for."""
-        if isinstance(self.embedding, str):
-            return np.frombuffer(base64.b64decode(self.embedding), dtype="<f4")
-        return np.asarray(self.embedding, dtype="<f4")
 
 
 def routes(service: Service) -> list[Route]:
@@ -139,13 +98,9 @@ def metadata(model: ServedModel) -> dict[str, object]:
 
     A request has texts or token ids, never both. A size of -1 means any size.
     """
-    manifest = model.manifest
+    manifest, task = model.manifest, model.task
     width = manifest.outputs
-    per_text = manifest.task not in PER_TOKEN
-    of_pairs = (
-        manifest.task in ("text-classification", "text-regression", "question-answering") and not manifest.relations
-    )
-    texts = TEXT_INPUTS if of_pairs else TEXT_INPUTS[:1]
+    texts = TEXT_INPUTS if task.reads_pairs else TEXT_INPUTS[:1]
     return {
         "name": manifest.name,
         "versions": [manifest.digest],
@@ -162,9 +117,9 @@ def metadata(model: ServedModel) -> dict[str, object]:
             {"name": "answer", "datatype": "BYTES", "shape": [-1]},
             *(
                 {"name": name, "datatype": kind, "shape": [-1, width] if name == "embedding" else [-1]}
-                for name, kind in OUTPUTS[manifest.task].items()
+                for name, kind in task.tensors.items()
             ),
-            {"name": "logits", "datatype": "FP32", "shape": [-1, width] if per_text else [-1, -1, width]},
+            {"name": "logits", "datatype": "FP32", "shape": [-1, -1, width] if task.per_token else [-1, width]},
         ],
     }
 
@@ -179,11 +134,11 @@ async def _infer(service: Service, request: Request) -> Response:
     body = await read_body(request, service.limits.body_bytes)
     model = _asked_for(service, request)  # again, since it may have been reloaded while the body arrived
     asked, tensors = read_tensors(body, request.headers.get(JSON_LENGTH), INPUTS)
-    all_as_bytes, options = parameters_of(asked, model.manifest)
+    all_as_bytes, options = parameters_of(asked, model)
     works = works_of(tensors, options, model.manifest, service.limits)
-    names = output_names(model.manifest, of_texts="text" in tensors)
+    names = ["answer", *model.task.tensors] if "text" in tensors else ["logits"]
     wanted = wanted_outputs(asked, names, all_as_bytes)
-    made = outputs_of(await service.answers(request, model, works), list(wanted))
+    made = outputs_of(await service.answers(request, model, works), list(wanted), model.task)
     content: dict[str, object] = {
         "model_name": model.manifest.name,
         "model_version": model.manifest.digest,
@@ -206,12 +161,7 @@ def _asked_for(service: Service, request: Request) -> ServedModel:
     return model
 
 
-def option_names(manifest: Manifest) -> list[str]:
-    """The parameters of requests to a model beside `binary_data_output`: the options of its endpoint in `/v1`."""
-    return options_of(REQUEST_OF[manifest.task])
-
-
-def parameters_of(asked: InferRequest, manifest: Manifest) -> tuple[bool, AnswerOptions]:
+def parameters_of(asked: InferRequest, model: ServedModel) -> tuple[bool, AnswerOptions]:
     """Whether outputs are wanted as bytes, and the options of answers. BadInput for an unknown parameter or a wrong value."""
     given = {
         name: value for name, value in (asked.parameters or {}).items() if value is not None and name not in IGNORED
@@ -219,10 +169,10 @@ def parameters_of(asked: InferRequest, manifest: Manifest) -> tuple[bool, Answer
     as_bytes = given.pop("binary_data_output", False)
     if not isinstance(as_bytes, bool):
         raise BadInput("parameters.binary_data_output: give true or false", field="parameters.binary_data_output")
-    known = option_names(manifest)
+    known = model.task.tensor_options
     if unknown := sorted(given.keys() - set(known)):
         raise BadInput(
-            f"{manifest.name!r} has no parameter {unknown[0]!r}; the parameters are {', '.join(['binary_data_output', *known])}",
+            f"{model.manifest.name!r} has no parameter {unknown[0]!r}; the parameters are {', '.join(['binary_data_output', *known])}",
             field=f"parameters.{unknown[0]}",
         )
     try:
@@ -300,13 +250,6 @@ def _token_works(tensors: dict[str, Tensor], manifest: Manifest, limits: Limits)
     return list(works)
 
 
-def output_names(manifest: Manifest, *, of_texts: bool) -> list[str]:
-    """The outputs of a request: those for texts differ from those for token ids."""
-    if not of_texts:
-        return ["logits"]
-    return ["answer", *OUTPUTS[manifest.task]]
-
-
 def wanted_outputs(asked: InferRequest, names: list[str], all_as_bytes: bool) -> dict[str, bool]:
     """The outputs that a request asks for, and whether each is wanted as bytes. Without a list, all of `names`."""
     if not asked.outputs:
@@ -326,23 +269,20 @@ def wanted_outputs(asked: InferRequest, names: list[str], all_as_bytes: bool) ->
     return wanted
 
 
-def outputs_of(answers: list[Answered], names: list[str]) -> list[OutputTensor]:
+def outputs_of(answers: list[WorkOutput], names: list[str], task: ServedTask) -> list[OutputTensor]:
     """The outputs `names`, made of the model's answers. If no label applies to a text, its `label` is empty and its `score` is 0."""
     logits = [answer for answer in answers if isinstance(answer, Logits)]
     if logits:  # all rows have the same length, so all logits have the same shape
         shape = [len(logits), *logits[0].shape]
         return [OutputTensor("logits", "FP32", shape, b"".join(each.data for each in logits))]
     texts = [answer for answer in answers if isinstance(answer, bytes)]
-    made = {"answer": OutputTensor("answer", "BYTES", [len(texts)], texts)}
-    if "embedding" in names:
-        vectors = [msgspec.json.decode(text, type=_Vector).numbers() for text in texts]
-        made["embedding"] = OutputTensor(
-            "embedding", "FP32", [len(texts), len(vectors[0])], np.stack(vectors).tobytes()
-        )
-    if {"label", "score"} & set(names):
-        tops = [msgspec.json.decode(text, type=_Top) for text in texts]
-        labels = [top.labels[0]["label"].encode("utf-8") if top.labels else b"" for top in tops]
-        made["label"] = OutputTensor("label", "BYTES", [len(texts)], labels)
-        scores = [top.labels[0]["score"] if top.labels else top.score for top in tops]
-        made["score"] = OutputTensor("score", "FP32", [len(texts)], np.asarray(scores, dtype="<f4").tobytes())
-    return [made[name] for name in names]
+    values: dict[str, list[bytes] | np.ndarray] = {"answer": texts}
+    if names != ["answer"]:
+        values |= task.tensor_values(texts)
+    return [_output(name, values[name]) for name in names]
+
+
+def _output(name: str, values: list[bytes] | np.ndarray) -> OutputTensor:
+    if isinstance(values, list):
+        return OutputTensor(name, "BYTES", [len(values)], values)
+    return OutputTensor(name, "FP32", list(values.shape), values.tobytes())

@@ -5,27 +5,15 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-
 from compress.input_errors import Faults
 from serve.bundle.manifest import Manifest
-from serve.http.v1.relations import RelationRequest
-from serve.http.v1.requests import AnswerRequest, ClassifyRequest, EmbeddingsRequest, EntitiesRequest, ScoreRequest
+from serve.tasks import task_of
 from serve.text.answers import AnswerOptions
 from serve.workers.offline_pool import OfflinePool
 from stillroom.commands.annotate.reader import STDIN, InputFile, input_faults
 from stillroom.commands.annotate.rows import Columns
 from stillroom.commands.annotate.writer import STDOUT
-from stillroom.settings.annotate import Annotation
-
-REQUEST_OF: dict[str, type[msgspec.Struct]] = {
-    "token-classification": EntitiesRequest,
-    "text-classification": ClassifyRequest,
-    "text-regression": ScoreRequest,
-    "question-answering": AnswerRequest,
-    "feature-extraction": EmbeddingsRequest,
-    "relations": RelationRequest,
-}
+from stillroom.verbs.annotate import Annotation
 
 
 def checked(settings: Annotation, opened: contextlib.ExitStack) -> tuple[OfflinePool, InputFile]:
@@ -62,13 +50,14 @@ def checked(settings: Annotation, opened: contextlib.ExitStack) -> tuple[Offline
 
 def columns_of(settings: Annotation, manifest: Manifest | None) -> Columns:
     """The names of a row's fields, for the bundle with this manifest, if it could be opened."""
-    asks = manifest is not None and manifest.task == "question-answering"
+    task = task_of(manifest) if manifest else None
+    text, pair = task.text_fields if task else (Columns.text, Columns.pair)
     return Columns(
-        "question" if asks and settings.text_column == Columns.text else settings.text_column,
-        "context" if asks and settings.text_pair_column == Columns.pair else settings.text_pair_column,
+        text if settings.text_column == Columns.text else settings.text_column,
+        pair if settings.text_pair_column == Columns.pair else settings.text_pair_column,
         settings.answer_field,
-        contexts=asks,
-        relations=manifest is not None and manifest.relations,
+        contexts=task is not None and task.needs_pair,
+        relations=task is not None and task.reads_markers,
         offsets=settings.options.offsets,
     )
 
@@ -83,11 +72,11 @@ def _setting_faults(settings: Annotation) -> Iterator[str]:
 
 def option_faults(options: AnswerOptions, manifest: Manifest, variant: str) -> Iterator[str]:
     """The options that have no effect on the answers of a variant of the bundle with this manifest."""
-    kind = "relations" if manifest.relations else manifest.task
-    used = REQUEST_OF[kind].__struct_fields__
+    task = task_of(manifest)
+    used = task.option_names
     for option in dataclasses.fields(options):
         if option.name not in used and getattr(options, option.name) != option.default:
-            yield f"--{option.name.replace('_', '-')} has no effect on a model for {kind}; leave it out"
+            yield f"--{option.name.replace('_', '-')} has no effect on a model for {task.kind}; leave it out"
     known = manifest.variants[variant].promises
     if options.promise is not None and "promise" in used and options.promise not in known:
         makes = f"; its promises are {', '.join(sorted(known))}" if known else ""

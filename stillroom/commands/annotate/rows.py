@@ -11,8 +11,8 @@ import msgspec
 
 from compress.data.fields import MOST_CHARACTERS
 from serve.errors import BadInput
+from serve.tasks.relations import UNMARKED, Part, marked_text
 from serve.text.answers import OffsetUnit
-from serve.text.relation_items import UNMARKED, Part, marked_text
 from serve.wording import counted
 
 MOST_ROW_BYTES = 8 * MOST_CHARACTERS  # bounds the memory for a file without line ends

@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput, InternalError, StillroomError
-from serve.model.work_items import TextWork
-from serve.text.labels import kind_of
+from serve.tasks import open_bundle, task_of
+from serve.text.inputs import TextWork
 from serve.wording import counted
 from serve.workers.offline_pool import OfflinePool, Result
 from stillroom.commands.annotate.bad_rows import BadRows, fails_on_some
@@ -31,7 +30,7 @@ from stillroom.commands.annotate.rows import PAIR
 from stillroom.commands.annotate.tables import ARRAY, ERROR, SUFFIXES, TABLE, rows_beside, write_array, write_table
 from stillroom.commands.annotate.writer import AnswerFile
 from stillroom.console import Bar, bar, say
-from stillroom.settings.annotate import Annotation
+from stillroom.verbs.annotate import Annotation
 
 # The rows of a window are sorted by length; a window of long rows has fewer.
 WINDOW_ROWS = 4096
@@ -149,10 +148,10 @@ def _as_table(settings: Annotation) -> dict[str, Any]:
     if settings.answer_field == ERROR and out.suffix == TABLE:
         raise BadInput(f"--field {ERROR} is the column of errors in a {TABLE} file; give another name")
     manifest = open_bundle(settings.bundle).manifest
+    kind = task_of(manifest).answer_kind(manifest.labels)
     if out.suffix == ARRAY and not manifest.vector_width:
         raise BadInput(
-            f"--output {out} is an array of vectors, and {manifest.name!r} gives {kind_of(manifest.task, manifest.labels)}; give a name "
-            f"that ends in .jsonl or {TABLE}"
+            f"--output {out} is an array of vectors, and {manifest.name!r} gives {kind}; give a name that ends in .jsonl or {TABLE}"
         )
     options = settings.options
     if manifest.vector_width:

@@ -9,13 +9,14 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints, is_typeddict
 
 import numpy as np
 
 from serve.bundle.manifest import Manifest
 from serve.errors import BadInput
 from serve.files import disk_errors_reported, replacing
+from serve.tasks import task_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -136,19 +137,21 @@ def _schema_of(rows: Path, field: str) -> "pa.Schema":
 def _answer_type(manifest: Manifest) -> "pa.DataType":
     import pyarrow as pa
 
-    text, place, number = pa.string(), pa.int64(), pa.float64()
-    if manifest.task == "feature-extraction":
-        return pa.list_(pa.float32())
-    label = pa.struct([("label", text), ("score", number)])
-    fields = {
-        "token-classification": [
-            ("entities", pa.list_(pa.struct([("label", text), ("text", text), ("start", place), ("end", place), ("score", number)])))
-        ],
-        "text-classification": [("labels", pa.list_(label)), ("abstained", pa.bool_())],
-        "text-regression": [("score", number)],
-        "question-answering": [("answer", pa.struct([("text", text), ("start", place), ("end", place)])), ("score", number)],
-    }  # fmt: skip
-    return pa.struct([*fields[manifest.task], ("truncated", pa.bool_())])
+    return pa.list_(pa.float32()) if manifest.vector_width else _arrow_type(task_of(manifest).answer_type)
+
+
+def _arrow_type(kind: Any) -> "pa.DataType":
+    """The type of a column with values of `kind`: a TypedDict, a list, a plain type, or one of these or None."""
+    import pyarrow as pa
+
+    plain = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+    if kind in plain:
+        return plain[kind]
+    if is_typeddict(kind):
+        fields = sorted(get_type_hints(kind).items(), key=lambda field: field[0] == "truncated")  # the last one
+        return pa.struct([(name, _arrow_type(each)) for name, each in fields])
+    inner = next(each for each in get_args(kind) if each is not type(None))
+    return pa.list_(_arrow_type(inner)) if get_origin(kind) is list else _arrow_type(inner)
 
 
 def _numbers(vector: str) -> np.ndarray:

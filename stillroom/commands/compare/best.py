@@ -8,15 +8,16 @@ from compress.runs.stages import fingerprint
 from compress.settings import WHERE_DATA_IS
 from export.packing.builder import DOCUMENTED
 from export.settings import VariantSettings
-from serve.bundle.manifest import MANIFEST, open_bundle
+from serve.bundle.manifest import MANIFEST
 from serve.errors import BadInput, BundleError, GateMissed
+from serve.tasks import open_bundle
 from stillroom.commands.compare.inputs import BUNDLE
 from stillroom.commands.compare.queue import Queue
 from stillroom.commands.export import Beside, export_checkpoint
 from stillroom.console import say
 from stillroom.report.pages import page_or
-from stillroom.settings.compare import Comparison
-from stillroom.settings.export import Exporting
+from stillroom.verbs.compare import Comparison
+from stillroom.verbs.export import Exporting
 
 MADE_BY = "comparison"  # in the manifest's lineage: what decides the bundle
 

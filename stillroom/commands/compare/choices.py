@@ -8,7 +8,7 @@ from compress.models.initialise import layers_fit
 from compress.runs.method_chain import USED_BY, Chain, check_whole_batches, method_chain, teacher_pooling
 from compress.runs.task_inputs import TaskInputs, refuse_classes
 from serve.errors import BadInput
-from stillroom.settings.compare import Comparison
+from stillroom.verbs.compare import Comparison
 
 # What every method is compared with: the same student on labels alone, in as many steps on the task. It starts
 # from new layers, from layers of the teacher as it was given, and from layers and head of the teacher fine-tuned on the task.

@@ -35,7 +35,7 @@ from stillroom.commands.compare.choices import NEW_LAYERS
 from stillroom.commands.compare.inputs import method_inputs_of, settings_of, source_of
 from stillroom.commands.compare.rows import Row, at_rate, links_of, reads_source
 from stillroom.console import console, show
-from stillroom.settings.compare import Comparison
+from stillroom.verbs.compare import Comparison
 
 STAGES = "stages"  # of one row under way
 ROW = "row.json"  # the result of a finished one

@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from compress.settings import VECTORS
-from serve.bundle.manifest import MANIFEST, Task, open_bundle
+from serve.bundle.manifest import MANIFEST
 from serve.bundle.remote_files import shown
 from serve.errors import BadInput
+from serve.task import TaskName
+from serve.tasks import open_bundle
 from stillroom.commands.evaluate.foreign_settings import refuse_revision, refuse_variant
 from stillroom.commands.evaluate.texts import examples_of, file_of
 from stillroom.inputs.local_bundle import local_bundle
-from stillroom.settings.evaluate import Evaluation
+from stillroom.verbs.evaluate import Evaluation
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,7 +107,7 @@ def _encoding(
 
     refuse_variant(model, given)
     encoder = open_encoder(model, role=role, revision=given.revision)
-    if any(head_for(encoder.model.config, task) for task in get_args(Task)):
+    if any(head_for(encoder.model.config, task) for task in get_args(TaskName)):
         raise BadInput(f"{role} {model} answers a task, and --teacher compares vectors. Give encoders of sentences.")
     encoder = on_device(encoder, device_here(given.device))
     return lambda texts: list(sentence_vectors(encoder, texts)), "torch"

@@ -19,7 +19,7 @@ from compress.models.initialise import differing_tokenizers
 from compress.models.layer_maps import spread_layers
 from compress.models.pretrained import HEADS, Opened, check_labels, open_model, open_tokenizer
 from serve.errors import BadInput
-from stillroom.settings.explain import Explaining
+from stillroom.verbs.explain import Explaining
 
 NAMED = 5  # labels that only one model has
 

@@ -11,12 +11,13 @@ from compress.models.configurations import check_stated, position_limit
 from compress.models.sentence_pooling import MODULES, max_tokens_in
 from latency.candidates.availability import missing
 from latency.candidates.candidate import Candidate, Reads, Runtime
-from serve.bundle.manifest import MANIFEST, open_bundle
+from serve.bundle.manifest import MANIFEST
 from serve.bundle.runtimes import Device, has_openvino
 from serve.errors import BadInput
+from serve.tasks import open_bundle
 from serve.text.labels import MULTI_LABEL, SPAN_ENDS, gives_number
 from serve.text.tokenizer import load_tokenizer
-from stillroom.settings.profile import TorchPrecision
+from stillroom.verbs.profile import TorchPrecision
 
 LABELS: dict[Runtime, str] = {
     "torch": "torch",

@@ -28,6 +28,7 @@ from latency.scenarios.sweep import sweep
 from serve.bundle.cpu_quota import available_cores
 from serve.bundle.runtimes import Device
 from serve.errors import BadInput
+from serve.tasks import task_named
 from serve.text.entity_markers import knows_markers
 from serve.text.tokenizer import load_tokenizer
 from stillroom.commands.profile.models import (
@@ -54,7 +55,7 @@ from stillroom.inputs.local_bundle import local_bundle
 from stillroom.inputs.out_folder import check_out_folder
 from stillroom.report.pages import can_write_pages, write_page, write_text
 from stillroom.report.profile_page import profile_markdown, profile_page
-from stillroom.settings.profile import Profiling
+from stillroom.verbs.profile import Profiling
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -436,12 +437,13 @@ def _metrics(
         reads = worker.candidate.reads
         if reads is None:
             continue
-        if reads.task == "question-answering":
+        task = task_named(reads.task)
+        if task.needs_pair:
             refused[name] = (
                 "No metric: contexts are cut here, and a bundle reads them in windows; `stillroom evaluate` scores it."
             )
             continue
-        if reads.task == "text-classification":
+        if "multi_label" in task.manifest_kinds:
             markers = knows_markers(load_tokenizer(reads.folder, LONGEST))
             try:
                 check_kind(given.examples, name, multi_label=reads.multi_label, markers=markers)

@@ -13,8 +13,8 @@ from compress.data.labelled_files import read_examples
 from compress.data.splits import split_file
 from compress.data.subset import subset
 from compress.data.texts import read_texts
-from compress.settings import VECTORS
 from serve.errors import BadInput
+from serve.tasks import task_named
 
 TIMED_TEXTS = 1_000  # at most; all texts are scored
 CALIBRATION_TEXTS = 128  # for int8 graphs that are made only for timing
@@ -105,7 +105,7 @@ def _labelled(file: Path, task: str | None, columns: Columns) -> tuple[list[Exam
     """The examples of `file` if it has labels for `task`, else a note why there is no metric."""
     if task is None:
         return None, ["The models do not share one task, so there is no metric."]
-    if task == VECTORS:
+    if not task_named(task).labelled:
         return None, ["Vectors have no labels, so there is no metric; `stillroom evaluate --teacher` compares them."]
     notes: list[str] = []
     try:

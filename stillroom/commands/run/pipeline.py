@@ -18,8 +18,9 @@ from compress.settings import AUTO
 from export.packing.builder import DOCUMENTED
 from export.packing.writer import clear_leftovers
 from latency.measure.machine import MachineFacts, machine_facts
-from serve.bundle.manifest import MANIFEST, open_bundle
+from serve.bundle.manifest import MANIFEST
 from serve.errors import BadInput, BundleError
+from serve.tasks import open_bundle
 from stillroom.commands.run.report import MODELS, REPORT, read_json, speedup, write_bundle
 from stillroom.commands.run.stages import Run
 from stillroom.commands.run.time_budget import Plan, timed_plan

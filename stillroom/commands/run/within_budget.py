@@ -17,7 +17,7 @@ from stillroom.commands.run.report import INT8
 from stillroom.inputs.preflight import RunInputs
 from stillroom.inputs.recipe import Recipe, read_recipe
 from stillroom.inputs.timed_tokens import timed_tokens
-from stillroom.settings.search import MOST_TRIALS, SOFT_WEIGHT, TRIAL_STEPS
+from stillroom.settings import MOST_TRIALS, SOFT_WEIGHT, TRIAL_STEPS
 from stillroom.student_search.search import Limits, search_students
 
 SEARCH = "search"  # the folder of the search in that of the run's stages

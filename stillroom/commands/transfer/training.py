@@ -21,7 +21,7 @@ from compress.runs.task_inputs import TaskInputs
 from compress.training.stage import StageSettings
 from serve.files import replacing_folder
 from stillroom.commands.transfer.tasks import METHOD, Tasks
-from stillroom.settings.transfer import Transferring
+from stillroom.verbs.transfer import Transferring
 
 STAGES, STUDENT, START = "stages", "student", "start"
 SCORED = ("validation", "test")

@@ -216,7 +216,7 @@ def test_what_cannot_be_learned_from_is_refused_before_training(
     out = tmp_path / "student"
     with pytest.raises(BadInput, match="has labels that the task lacks: odd"):
         face.finetune(tiny_teacher, "text-classification", task_data, out, teacher_labels=[str(odd)], threads=1)
-    with pytest.raises(BadInput, match=r"--teacher .* and --teacher-labels .* are both given"):
+    with pytest.raises(BadInput, match=r"--teacher-labels and --teacher are both given"):
         face.finetune(tiny_teacher, "text-classification", task_data, out, teacher="t", teacher_labels=["f"], threads=1)
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("student")]
 

@@ -9,9 +9,10 @@ from tokenizers import Tokenizer
 
 import serve.files
 from export.packing.writer import pack, special_tokens_map
-from serve.bundle.manifest import ONNX_NAMES, open_bundle
+from serve.bundle.manifest import ONNX_NAMES
 from serve.errors import BadInput, BundleError
 from serve.model.pipeline import Pipeline
+from serve.tasks import open_bundle
 from serve.text.tokenizer import load_tokenizer
 
 Packer = Callable[..., Path]

@@ -12,8 +12,8 @@ from patience import PATIENCE_S
 from repository import ROOT
 
 from serve.bundle import external_data
-from serve.bundle.manifest import open_bundle
 from serve.errors import BundleError
+from serve.tasks import open_bundle
 
 Copy = Callable[[Path], Path]
 Writer = Callable[..., None]

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from server_process import serving, until
 
-from serve.bundle.manifest import MAX_MANIFEST_BYTES, canonical_json, digest, open_bundle, sha256_file, verify
+from serve.bundle.manifest import MAX_MANIFEST_BYTES, canonical_json, digest, sha256_file, verify
 from serve.bundle.variant_choice import choose
 from serve.errors import BadInput, BundleError
 from serve.model.pipeline import Pipeline
+from serve.tasks import open_bundle
 
 Copy = Callable[[Path], Path]
 Writer = Callable[..., None]

@@ -12,10 +12,11 @@ from repository import ROOT
 from server_process import serving
 
 from serve.bundle.cpu import HIDDEN_VARIABLE, cpu_features, suits
-from serve.bundle.manifest import Bundle, open_bundle
+from serve.bundle.manifest import Bundle
 from serve.bundle.variant_choice import choose
 from serve.errors import BadInput, BundleError
 from serve.model.pipeline import Pipeline
+from serve.tasks import open_bundle
 
 Copy = Callable[[Path], Path]
 Writer = Callable[..., None]

@@ -18,12 +18,14 @@ from serve import errors
 from serve.errors import StillroomError
 from serve.http.app import create_app
 from serve.http.auth.access import OPEN_PATHS
-from serve.http.v1.relations import RelationItemsRequest, RelationRequest
-from serve.http.v1.requests import AnswerRequest, ClassifyRequest, EntitiesRequest
 from serve.http.v2.tensors import InferRequest
-from serve.model.description import ModelDescription
 from serve.options import options_of
 from serve.settings import ServeSettings
+from serve.tasks.question_answering import AnswerRequest
+from serve.tasks.relations import RelationItemsRequest, RelationRequest
+from serve.tasks.text_classification import ClassifyRequest
+from serve.tasks.token_classification import EntitiesRequest
+from serve.workers.supervisor import ModelDescription
 
 
 def page(name: str) -> str:

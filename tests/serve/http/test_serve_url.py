@@ -18,7 +18,7 @@ from repository import ROOT
 from server_process import Server, serving, until
 
 from serve.bundle.fetched import CACHE_VARIABLE
-from serve.bundle.manifest import open_bundle
+from serve.tasks import open_bundle
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from tokenizers import Tokenizer
 from serve.bundle.runtimes import Device
 from serve.errors import BadInput, InternalError
 from serve.model.pipeline import Pipeline
-from serve.model.work_items import TextWork
 from serve.text.answers import AnswerOptions
 from serve.text.entity_markers import MARKERS, marked
+from serve.text.inputs import TextWork
 from serve.text.spans import Aggregation
 
 LONG = "fly to rome from new york or oslo " * 12  # 110 tokens, of 32 that the models read

@@ -11,13 +11,13 @@ from patience import PATIENCE_S
 from server_process import serving
 from small_checkpoints import MAX_LENGTH, TAGS, WORDS, farthest, write_checkpoint
 
-from serve.bundle.gpu import CUDA, gpu_lacks
+from serve.bundle.runtimes import CUDA, gpu_lacks
 from serve.errors import BundleError
 from serve.model import session as sessions
 from serve.model.pipeline import Pipeline
 from serve.model.session import Session
-from serve.model.work_items import TextWork
-from serve.text.answers import Answer
+from serve.tasks import Answer
+from serve.text.inputs import TextWork
 from serve.text.tokenizer import load_tokenizer
 from serve.workers.offline_pool import OfflinePool
 

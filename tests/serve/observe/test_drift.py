@@ -11,14 +11,17 @@ from starlette.testclient import TestClient
 from compress.data.encoded import encode
 from compress.data.examples import Entity, Example
 from export.validation.temperature import validation_scores
-from serve.bundle.manifest import open_bundle
 from serve.errors import BundleError
 from serve.http.app import create_app
 from serve.model.pipeline import Pipeline
 from serve.observe import drift
 from serve.observe.drift import WINDOW_TEXTS, Drift, Expected, deviations
 from serve.observe.metrics import Metrics
-from serve.text.confidence import confidence
+from serve.tasks import open_bundle
+from serve.tasks.served_task import ReadText
+from serve.text.answers import confidence
+from serve.text.inputs import TextWork
+from serve.text.windows import Row
 
 EXPECTED = Expected(texts=1000, mean=0.9, deviation=0.1)
 
@@ -99,20 +102,23 @@ def test_what_is_served_is_as_sure_as_what_was_exported(entities_bundle: Path, i
         of_rows = [each[encoded.rows[i]] if each.ndim == 2 else each[None] for i, each in enumerate(logits)]
         expected = validation_scores(encoded, of_rows, 1.0)
         assert expected is not None
-        served = [
-            pipeline.confidence(pipeline.words(text, row), of)
-            for text, row, of in zip(texts, rows, logits, strict=True)
-        ]
+        served = [confidence_of(pipeline, text, row, of) for text, row, of in zip(texts, rows, logits, strict=True)]
         assert (len(texts), np.mean(served), np.std(served)) == (
             expected.texts, pytest.approx(expected.mean, abs=1e-6), pytest.approx(expected.deviation, abs=1e-6),
         )  # fmt: skip
         assert np.mean([len(row.ids) for row in rows]) == pytest.approx(expected.tokens_mean, abs=1e-6)
 
 
+def confidence_of(pipeline: Pipeline, text: str, row: Row, logits: np.ndarray) -> float | None:
+    read = ReadText(TextWork(text), row, pipeline.task.words(text, row))
+    return pipeline.task.confidence(read, logits, pipeline.facts)
+
+
 def test_a_text_without_a_word_has_no_entities_to_be_sure_of(entities_bundle: Path) -> None:
     pipeline = Pipeline(entities_bundle)
     (row,) = pipeline.encode([""])
-    assert pipeline.confidence(pipeline.words("", row), pipeline.session.run([row])[0]) is None
+    (logits,) = pipeline.session.run([row])
+    assert confidence_of(pipeline, "", row, logits) is None
 
 
 def test_a_server_tells_of_the_texts_it_was_asked_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

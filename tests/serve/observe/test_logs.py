@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from server_process import serving, until
 
-from serve.observe.logs import MOST_WAITING, JsonLines, PatientWriter, TextLines
+from serve.observe.logs import MOST_WAITING, JsonLines, QueuedLogHandler, TextLines
 
 
 def record(message: str, **more: object) -> logging.LogRecord:
@@ -29,7 +29,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 def test_a_reader_that_stalls_costs_lines_which_are_counted_and_no_more_memory(pipe: tuple[int, int]) -> None:
     reader, descriptor = pipe
-    writer = PatientWriter(descriptor)
+    writer = QueuedLogHandler(descriptor)
     writer.setFormatter(JsonLines())
     line = "x" * 100_000
     for _ in range(3 * MOST_WAITING // len(line)):
@@ -58,7 +58,7 @@ def test_a_record_that_cannot_be_written_is_told_and_the_next_one_is_written(
     pipe: tuple[int, int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     reader, descriptor = pipe
-    writer = PatientWriter(descriptor)
+    writer = QueuedLogHandler(descriptor)
     writer.setFormatter(JsonLines())
     writer.handle(logging.LogRecord("serve", logging.INFO, "", 0, "%d texts", ("many",), None))
     assert "'many'" in capsys.readouterr().err
@@ -70,7 +70,7 @@ def test_a_record_that_cannot_be_written_is_told_and_the_next_one_is_written(
 def test_a_log_whose_reader_has_gone_holds_nobody_up_and_keeps_nothing() -> None:
     reader, descriptor = os.pipe()
     os.close(reader)
-    writer = PatientWriter(descriptor)
+    writer = QueuedLogHandler(descriptor)
     writer.setFormatter(TextLines())
     try:
         for _ in range(3):

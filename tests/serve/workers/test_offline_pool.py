@@ -19,7 +19,7 @@ from server_process import until
 
 from serve.errors import BadInput, BundleError, InternalError, StillroomError
 from serve.model.pipeline import Pipeline
-from serve.model.work_items import TextWork
+from serve.text.inputs import TextWork
 from serve.workers import offline_pool, supervisor
 from serve.workers import process as process_module
 from serve.workers.offline_pool import OfflinePool, Result, length_chunks

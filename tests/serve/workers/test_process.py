@@ -17,25 +17,26 @@ import uvloop
 from patience import PATIENCE_S
 from repository import ROOT
 
-from serve.bundle.manifest import open_bundle
 from serve.errors import InternalError, Unavailable
-from serve.model.work_items import Dropped, Opening, Parts, TextWork, Work, packed
+from serve.model.work_items import Dropped, Opening, Parts, Work, packed
 from serve.observe.request_context import RequestContext
+from serve.tasks import open_bundle
+from serve.text.inputs import TextWork
 from serve.workers import process as process_module
-from serve.workers.process import Answered, Asked, ModelProcess
-from serve.workers.worker import Given, messages
+from serve.workers.process import ModelProcess, WorkOutput, WorkRequest
+from serve.workers.worker import BatchReader, messages
 
 
 async def two_batches(process: ModelProcess) -> tuple[list[BaseException | None], list[object]]:
     """Both given at once: how each ended, and what was answered to the second."""
     answers: list[object] = []
 
-    def second(place: int, answer: Answered | Exception) -> None:
+    def second(place: int, answer: WorkOutput | Exception) -> None:
         answers.append(answer)
 
     ends = await asyncio.gather(
-        process.run([Asked(TextWork("fly to rome"), RequestContext())], lambda place, answer: None),
-        process.run([Asked(TextWork("love it"), RequestContext())], second),
+        process.run([WorkRequest(TextWork("fly to rome"), RequestContext())], lambda place, answer: None),
+        process.run([WorkRequest(TextWork("love it"), RequestContext())], second),
         return_exceptions=True,
     )
     await process.kill()
@@ -67,7 +68,7 @@ def test_a_process_that_is_killed_as_it_answers_is_gone(
     async def scenario() -> None:
         process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
         heard = asyncio.Event()
-        asked = [Asked(TextWork("fly to rome and oslo"), RequestContext()) for _ in range(5000)]
+        asked = [WorkRequest(TextWork("fly to rome and oslo"), RequestContext()) for _ in range(5000)]
         running = process.run(asked, lambda place, answer: heard.set())
         async with asyncio.timeout(PATIENCE_S):
             await heard.wait()
@@ -107,7 +108,7 @@ def test_a_process_that_is_gone_is_told_as_one_that_dies(
         await asyncio.wait([process.exited])
         await asyncio.sleep(0.05)
         with pytest.raises(Unavailable, match="died; try again"):
-            await process.run([Asked(TextWork("rome"), RequestContext())], lambda place, answer: None)
+            await process.run([WorkRequest(TextWork("rome"), RequestContext())], lambda place, answer: None)
         await process.kill()
 
     with asyncio.Runner(loop_factory=make_loop) as runner:
@@ -130,7 +131,7 @@ def test_what_a_process_died_of_is_known_also_when_it_is_heard_of_late(
         process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
         os.kill(process.pid, signal.SIGSEGV)
         with pytest.raises(Unavailable):
-            await process.run([Asked(TextWork("rome"), RequestContext())], lambda place, answer: None)
+            await process.run([WorkRequest(TextWork("rome"), RequestContext())], lambda place, answer: None)
         await process.kill()
         assert process.exited.result() == -signal.SIGSEGV
 
@@ -141,12 +142,12 @@ def test_what_a_process_died_of_is_known_also_when_it_is_heard_of_late(
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["in-order", "the-later-batch-first"])
 def test_what_is_dropped_of_a_batch_is_heard_whatever_was_dropped_of_another(order: tuple[int, int]) -> None:
-    given = Given()
+    reader = BatchReader()
     works: list[Work] = [TextWork("rome"), TextWork("oslo")]
-    given.read(io.BytesIO(b"".join(map(packed, (works, works, *(Dropped(batch, [batch]) for batch in order))))))
-    assert [given.batches.get() for _ in range(3)] == [works, works, None]
-    assert (given.unwanted(0), given.unwanted(0)) == ([0], [])
-    assert given.unwanted(1) == [1]
+    reader.read(io.BytesIO(b"".join(map(packed, (works, works, *(Dropped(batch, [batch]) for batch in order))))))
+    assert [reader.batches.get() for _ in range(3)] == [works, works, None]
+    assert (reader.unwanted(0), reader.unwanted(0)) == ([0], [])
+    assert reader.unwanted(1) == [1]
 
 
 def test_where_openvino_crashes_onnxruntime_answers(
@@ -169,7 +170,7 @@ def test_where_openvino_crashes_onnxruntime_answers(
     async def scenario() -> None:
         asked = msgspec.structs.replace(opening(folder), runtime="openvino")
         process = await ModelProcess.started(asked, lambda parts: None)
-        await process.run([Asked(TextWork("fly to rome"), RequestContext())], answers.__setitem__)
+        await process.run([WorkRequest(TextWork("fly to rome"), RequestContext())], answers.__setitem__)
         await process.end()
 
     asyncio.run(scenario())
@@ -181,15 +182,16 @@ IN_A_PROCESS_THAT_MAY_NOT_WRITE_CODE = """
 import asyncio, ctypes, sys
 if ctypes.CDLL(None).prctl(65, 1, 0, 0, 0):  # PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN
     raise SystemExit("no such prctl")
-from serve.bundle.manifest import open_bundle
-from serve.model.work_items import Dropped, Opening, TextWork
+from serve.tasks import open_bundle
+from serve.model.work_items import Dropped, Opening
+from serve.text.inputs import TextWork
 from serve.observe.request_context import RequestContext
-from serve.workers.process import Asked, ModelProcess
+from serve.workers.process import WorkRequest, ModelProcess
 
 async def main():
     asked = Opening(sys.argv[1], open_bundle(sys.argv[1]).manifest.digest, None, 1, "openvino")
     process = await ModelProcess.started(asked, lambda parts: None)
-    await process.run([Asked(TextWork("fly to rome"), RequestContext())], lambda place, answer: print(answer))
+    await process.run([WorkRequest(TextWork("fly to rome"), RequestContext())], lambda place, answer: print(answer))
     await process.end()
 
 asyncio.run(main())
@@ -220,9 +222,9 @@ def test_work_that_was_begun_stops_when_nobody_waits_for_it_and_its_neighbours_a
     async def scenario() -> None:
         process = await ModelProcess.started(opening(entities_bundle), lambda parts: rows.append(parts.texts))
         long, short = RequestContext(), RequestContext()
-        asked = [Asked(TextWork("rome " * 6_000), long) for _ in range(100)]  # thousands of windows each
+        asked = [WorkRequest(TextWork("rome " * 6_000), long) for _ in range(100)]  # thousands of windows each
         answers: dict[int, object] = {}
-        running = process.run([*asked, Asked(TextWork("fly to rome"), short)], answers.__setitem__)
+        running = process.run([*asked, WorkRequest(TextWork("fly to rome"), short)], answers.__setitem__)
         async with asyncio.timeout(PATIENCE_S):
             while sum(rows) < 2:
                 await asyncio.sleep(0.001)
@@ -233,7 +235,7 @@ def test_work_that_was_begun_stops_when_nobody_waits_for_it_and_its_neighbours_a
         assert b"rome" in answers[100]
         # The process goes on, with the right answers.
         again: dict[int, object] = {}
-        await process.run([Asked(TextWork("oslo"), RequestContext())], again.__setitem__)
+        await process.run([WorkRequest(TextWork("oslo"), RequestContext())], again.__setitem__)
         assert b"oslo" in again[0]  # type: ignore[operator]
         assert not long.when_abandoned
         await process.end()
@@ -339,7 +341,7 @@ def test_what_an_idle_process_computes_while_the_server_is_held_up_is_no_waiting
         monkeypatch.setattr(process, "_write", held_up)
         context = RequestContext()
         context.queued_s = began_s = time.perf_counter()
-        await process.run([Asked(TextWork("fly to rome"), context)], lambda place, answer: None)
+        await process.run([WorkRequest(TextWork("fly to rome"), context)], lambda place, answer: None)
         took_s = time.perf_counter() - began_s
         await process.end()
         assert sum(context.stage_seconds().values()) <= took_s  # its parts follow one another, so they fit the whole
@@ -357,7 +359,7 @@ def test_the_next_batch_can_be_given_before_the_callers_of_the_last_go_on(entiti
         callers = [loop.create_future() for _ in range(3)]
         for caller in callers:
             caller.add_done_callback(lambda _: order.append("caller"))
-        asked = [Asked(TextWork("fly to rome"), RequestContext()) for _ in callers]
+        asked = [WorkRequest(TextWork("fly to rome"), RequestContext()) for _ in callers]
         running = process.run(asked, lambda place, answer: callers[place].set_result(answer))
         running.add_done_callback(lambda _: order.append("slot"))
         async with asyncio.timeout(PATIENCE_S):

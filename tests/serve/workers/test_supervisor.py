@@ -12,10 +12,10 @@ import pytest
 import uvloop
 from patience import PATIENCE_S
 
-from serve.model.work_items import TextWork, estimated_tokens
 from serve.observe.metrics import Metrics
 from serve.settings import Limits
 from serve.text.answers import AnswerOptions
+from serve.text.inputs import TextWork, estimated_tokens
 from serve.workers.process import ModelProcess
 from serve.workers.supervisor import ServedModel
 

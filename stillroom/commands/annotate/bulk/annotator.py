@@ -20,7 +20,7 @@ from serve.bundle.manifest import sha256_file
 from serve.bundle.remote_files import is_url, shown
 from serve.bundle.store_files import ReadFailed, tried
 from serve.errors import BadInput, InternalError, StillroomError
-from serve.model.work_items import TextWork, estimated_tokens
+from serve.text.inputs import TextWork, estimated_tokens
 from serve.workers.offline_pool import BATCH_TOKENS, GPU_BATCH_TOKENS, length_chunks
 from stillroom.commands.annotate.bad_rows import BadRows, fails_on_some
 from stillroom.commands.annotate.bulk.kept_answers import KeptAnswers, Outcome

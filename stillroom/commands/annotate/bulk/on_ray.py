@@ -20,8 +20,9 @@ from typing import Any
 
 from serve.bundle.cpu_quota import available_cores
 from serve.bundle.fetched import kept
-from serve.bundle.manifest import MANIFEST, Bundle, open_bundle
+from serve.bundle.manifest import MANIFEST, Bundle
 from serve.errors import BadInput, BundleError, StillroomError
+from serve.tasks import open_bundle
 from stillroom.commands.annotate.bulk.annotator import Annotator, Ready, bundle_changed, versions
 from stillroom.commands.annotate.bulk.plan import Job
 from stillroom.commands.annotate.bulk.workers import Worker, called, settle_threads

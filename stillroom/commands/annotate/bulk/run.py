@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from compress.input_errors import Faults
-from serve.bundle.manifest import Bundle, open_bundle
+from serve.bundle.manifest import Bundle
 from serve.bundle.remote_files import is_url, shown
 from serve.bundle.variant_choice import choose
 from serve.errors import BadInput, StillroomError
 from serve.files import lock_at
+from serve.tasks import open_bundle
 from serve.wording import counted
 from serve.workers.supervisor import processes_for
 from stillroom.commands.annotate.bulk.annotator import Made
@@ -39,7 +40,7 @@ from stillroom.commands.annotate.ctrl_c import ctrl_c_kept
 from stillroom.commands.annotate.reader import FORMATS, STDIN, Start, input_faults
 from stillroom.commands.annotate.tables import ERROR, SUFFIXES
 from stillroom.console import bar, say
-from stillroom.settings.annotate import Annotation
+from stillroom.verbs.annotate import Annotation
 
 LOCK = ".annotate.lock"
 LATE_S = 60.0  # the longest that NFS keeps a listing of a folder, by default

@@ -124,7 +124,7 @@ def test_a_process_that_comes_late_refuses_work_until_it_is_in_time_again() -> N
     async def scenario() -> None:
         metrics = Metrics()
         watch = Watch(ConnectionLimits(), metrics)
-        feeling = asyncio.create_task(watch.feel())
+        feeling = asyncio.create_task(watch.measure_loop_lag())
         await asyncio.sleep(0)  # it begins
         time.sleep(2 * BEHIND_S)  # one delay: a pause of the machine, say
         for _ in range(3):
@@ -173,7 +173,7 @@ def test_the_watch_goes_on_after_a_connection_that_it_fails_at(
     async def scenario() -> None:
         watch = Watch(ConnectionLimits(), Metrics())
         watch.connections.add(cast(Connection, Failing()))
-        watching = asyncio.create_task(watch.keep())
+        watching = asyncio.create_task(watch.close_late())
         async with asyncio.timeout(PATIENCE_S):
             while len(looks) < 3:
                 await asyncio.sleep(0.001)

@@ -11,10 +11,10 @@ import pytest
 from lookup_bundles import answer_table, write_bundle, write_manifest
 
 from benchmarks.serve.small_server import serving
-from serve.bundle.manifest import open_bundle
 from serve.client import Client
 from serve.errors import BadInput, BundleError
 from serve.model.pipeline import Pipeline
+from serve.tasks import open_bundle
 from stillroom.commands.annotate.runner import Annotation, annotate
 
 LONG = "please fly " * 60
@@ -151,7 +151,7 @@ def test_one_context_for_many_questions_costs_no_more_than_a_body_could_hold(cli
         (
             "/v1/answer",
             {"question": "a", "context": "b", "min_score": 2},
-            "min_score is 2.0; give a number from 0 to 1",
+            "min_score is 2; give a number from 0 to 1",
         ),
         (
             "/v1/answer",

@@ -11,10 +11,10 @@ import pytest
 from lookup_bundles import write_manifest, write_vectors_bundle
 
 from benchmarks.serve.small_server import serving
-from serve.bundle.manifest import open_bundle
 from serve.client import Client
 from serve.errors import BadInput, BundleError
 from serve.model.pipeline import Pipeline
+from serve.tasks import open_bundle
 from stillroom.commands.annotate.runner import Annotation, annotate
 
 TEXTS = ["i love it", "please refund", "fly", "", "love " * 90]

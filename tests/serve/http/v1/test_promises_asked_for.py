@@ -9,10 +9,10 @@ import pytest
 from lookup_bundles import INTENTS, TAGS, city_table, intent_table, write_bundle, write_manifest
 
 from benchmarks.serve.small_server import serving
-from serve.bundle.manifest import open_bundle
 from serve.client import Client
 from serve.errors import BadInput, BundleError
 from serve.model.pipeline import Pipeline
+from serve.tasks import open_bundle
 from serve.text.answers import AnswerOptions
 from stillroom.commands.annotate.runner import Annotation, annotate
 

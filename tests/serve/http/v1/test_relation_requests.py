@@ -9,9 +9,10 @@ import pytest
 from patience import PATIENCE_S
 
 from benchmarks.serve.small_server import serving
-from serve.http.v1.relations import decode_relations, marked_texts
+from serve.http.v1.requests import decode
 from serve.model.pipeline import Pipeline
 from serve.settings import Limits
+from serve.tasks.relations import RELATIONS
 from serve.text.entity_markers import marked
 
 TEXT = "😀 fly from münchen to rome"
@@ -38,7 +39,8 @@ def part(start: int, end: int) -> dict[str, int]:
 
 
 def read(asked: dict[str, object]) -> list[str]:
-    return marked_texts(decode_relations(json.dumps(asked).encode()), Limits())
+    body = json.dumps(asked).encode()
+    return [work.text for work in RELATIONS.works_of(decode(body, RELATIONS.request_type(body)), Limits())]
 
 
 def test_a_relation_is_answered_as_the_model_answers_the_marked_text(

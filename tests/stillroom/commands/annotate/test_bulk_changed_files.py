@@ -15,9 +15,9 @@ from lookup_bundles import city_table, write_bundle
 from pyarrow import parquet
 from test_bulk import digests, parts_of, refused, settings_of
 
-from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput
 from serve.model.pipeline import Pipeline
+from serve.tasks import open_bundle
 from serve.text.answers import AnswerOptions
 from stillroom.commands.annotate.bulk import run
 from stillroom.commands.annotate.bulk.annotator import Annotator

@@ -22,9 +22,9 @@ from repository import ROOT
 from test_bulk import digests, parts_of, settings_of, write_inputs
 
 from serve.bundle import fetched
-from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput
 from serve.model.pipeline import Pipeline
+from serve.tasks import open_bundle
 from serve.text.answers import AnswerOptions
 from stillroom.commands.annotate.bulk import on_ray
 from stillroom.commands.annotate.bulk.annotator import Ready, versions

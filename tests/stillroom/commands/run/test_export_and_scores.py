@@ -18,8 +18,8 @@ from compress.training.checkpoint import Progress
 from export.packing.variants import read_variants
 from export.precision.int8_search import session_logits
 from latency.measure.result_document import ProfileDocument
-from serve.bundle.manifest import open_bundle
 from serve.model.session import Session
+from serve.tasks import open_bundle
 from stillroom.commands.run.export import make_export
 from stillroom.commands.run.report import REPORT, model_report_of, read_json, report_of, write_bundle
 from stillroom.commands.run.scores import make_scores

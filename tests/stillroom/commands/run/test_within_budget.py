@@ -11,8 +11,8 @@ from small_task import examples, write_splits
 
 import stillroom
 from compress.models.shapes import shape_of
-from serve.bundle.manifest import open_bundle
 from serve.errors import BadInput
+from serve.tasks import open_bundle
 from stillroom.commands.run import pipeline
 from stillroom.commands.run.within_budget import BudgetMissed
 

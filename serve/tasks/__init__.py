@@ -1,0 +1,49 @@
+"""The tasks that are served, one file each, and bundles opened with the checks of their task."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from serve.bundle.manifest import MANIFEST, Bundle, Manifest, read_bundle
+from serve.bundle.remote_files import shown
+from serve.errors import BundleError
+from serve.tasks.feature_extraction import FEATURE_EXTRACTION, VectorAnswer
+from serve.tasks.question_answering import QUESTION_ANSWERING, QuestionAnswer
+from serve.tasks.relations import RELATIONS
+from serve.tasks.served_task import ServedTask
+from serve.tasks.text_classification import TEXT_CLASSIFICATION, LabelsAnswer
+from serve.tasks.text_regression import TEXT_REGRESSION, NumberAnswer
+from serve.tasks.token_classification import TOKEN_CLASSIFICATION, EntitiesAnswer
+
+# Each has an endpoint of `/v1`.
+SERVED_TASKS: tuple[ServedTask, ...] = (
+    TOKEN_CLASSIFICATION,
+    TEXT_CLASSIFICATION,
+    TEXT_REGRESSION,
+    QUESTION_ANSWERING,
+    FEATURE_EXTRACTION,
+    RELATIONS,
+)
+TASKS: dict[str, ServedTask] = {task.name: task for task in SERVED_TASKS if task is not RELATIONS}
+
+Answer = EntitiesAnswer | LabelsAnswer | NumberAnswer | QuestionAnswer | VectorAnswer
+
+
+def task_named(name: str) -> ServedTask:
+    """The task called `name`. KeyError if none is."""
+    return TASKS[name]
+
+
+def task_of(manifest: Manifest) -> ServedTask:
+    """The task of a bundle with this manifest."""
+    return RELATIONS if manifest.relations else TASKS[manifest.task]
+
+
+def open_bundle(path: Path | str, *, known: Collection[str] = ()) -> Bundle:
+    """The bundle in folder `path`, or at this URL, with every file checked. BundleError lists what is wrong with it.
+
+    A URL whose last bundle has one of the digests `known` is not asked again.
+    """
+    bundle = read_bundle(path, known=known)
+    if faults := list(TASKS[bundle.manifest.task].manifest_faults(bundle.manifest)):
+        raise BundleError(f"{shown(path)}/{MANIFEST}: {'; '.join(faults)}; export the bundle again")
+    return bundle
