@@ -12,6 +12,7 @@ from compress.data.encoded import Encoded
 from compress.distributed import Share
 from compress.evaluation.metrics import Prediction, widened
 from compress.evaluation.questions import given, said_of
+from serve.text.answers import softmax
 from serve.text.labels import applies, split_tag, with_prefixes
 from serve.text.spans import Span, decode_spans, words
 
@@ -82,7 +83,7 @@ def scored_spans(encoded: Encoded, logits: Sequence[np.ndarray]) -> Iterator[lis
     """The spans of each text with their scores, as serving finds them, from each text's `logits` (rows, labels)."""
     for text, encoding, starts, rows in zip(encoded.texts, encoded.encodings, encoded.rows, logits, strict=True):
         full = np.zeros((len(encoding.ids), len(encoded.labels)), dtype=np.float32)
-        full[starts] = softmax(rows)
+        full[starts] = softmax(rows, rows.dtype)
         yield decode_spans(words(text, encoding.offsets, encoding.word_ids), full, encoded.labels)
 
 
@@ -110,10 +111,3 @@ def constant_predictions(encoded: Encoded) -> Iterator[list[Prediction]]:
             always = np.zeros((1, len(encoded.labels)), dtype=np.float32)
             always[0, index] = 1
             yield predictions(encoded, [np.repeat(always, len(rows), axis=0) for rows in encoded.rows])
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Row-wise softmax of `(rows, labels)`."""
-    raised = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    result: np.ndarray = raised / raised.sum(axis=-1, keepdims=True)
-    return result

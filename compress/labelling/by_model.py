@@ -7,9 +7,10 @@ import numpy as np
 
 from compress.data.encoded import Encoded, encode
 from compress.data.examples import Example
-from compress.evaluation.predictions import shared_row_logits, softmax
+from compress.evaluation.predictions import shared_row_logits
 from compress.models.answering import AnsweringModel
 from serve.tasks.text_regression import NUMBER_DIGITS
+from serve.text.answers import softmax
 from serve.text.spans import words
 
 SHARD_TEXTS = 1_024  # the most work that a kill loses

@@ -27,6 +27,7 @@ from compress.settings import TASKS, Labelling
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
 from serve.options import rule_faults
+from serve.wording import one_of
 
 if TYPE_CHECKING:
     from compress.models.answering import AnsweringModel
@@ -150,7 +151,7 @@ def _opened(settings: Labelling) -> _Teacher:
             raise BadInput(" ".join(faults))
         return _opened_model(settings)
     if not settings.task:
-        raise BadInput(f"--task is needed: what is answered, {', '.join(TASKS[:-1])} or {TASKS[-1]}.")
+        raise BadInput(f"--task is needed: what is answered, {one_of(TASKS)}.")
     task = check_task(settings.task)
     if task == "question-answering":
         raise BadInput(

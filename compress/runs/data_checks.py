@@ -8,10 +8,11 @@ from compress.data.encoded import encode
 from compress.data.examples import Splits, Task, check_kind
 from compress.models.pretrained import Opened, check_labels, with_markers
 from compress.models.shapes import Shape
-from compress.runs.label_checks import counted, label_warnings, some
+from compress.runs.label_checks import label_warnings, some
 from compress.runs.text_checks import text_warnings
 from serve.errors import BadInput
 from serve.text.labels import bio_tags, entity_labels
+from serve.wording import counted
 
 
 def keeps_head(start: Opened, splits: Splits, task: Task, shape: Shape | None) -> bool:

@@ -7,9 +7,10 @@ from typing import NamedTuple
 from compress.data.columns import Columns
 from compress.data.examples import Example, Splits, Task, are_relations, is_multi_label, labels_in
 from compress.data.labelled_files import read_examples
-from compress.runs.label_checks import counted, some
+from compress.runs.label_checks import some
 from serve.errors import BadInput
 from serve.text.labels import entity_labels
+from serve.wording import counted
 
 
 class FurtherTexts(NamedTuple):

@@ -23,7 +23,6 @@ from compress.runs.answered import with_answers
 from compress.runs.answering_teacher import answering_teacher, labels_of, with_body
 from compress.runs.data_checks import keeps_head, labels_for, warnings_of
 from compress.runs.hardware import device_here, on_this_machine
-from compress.runs.label_checks import counted
 from compress.runs.method_chain import (
     Chain,
     check_method_name,
@@ -35,6 +34,7 @@ from compress.settings import AUTO, TaskSettings
 from compress.training.trackers import check_trackers
 from serve.errors import BadInput
 from serve.text.entity_markers import MARKERS, has_markers
+from serve.wording import counted
 
 # Most float32 copies of the teacher's weights that a run keeps: checkpoints with two moments each, stages, graphs.
 DISK_COPIES = 12
@@ -216,9 +216,7 @@ def check_folds(settings: TaskSettings, chain: Chain, splits: Splits, *, teacher
     if not folds:
         return
     if folds == 1 or folds > len(splits.train):
-        raise BadInput(
-            f"--folds is {folds}, and train has {counted(len(splits.train), 'text', 'texts')}. Give 2 or a few more."
-        )
+        raise BadInput(f"--folds is {folds}, and train has {counted(len(splits.train), 'text')}. Give 2 or a few more.")
     if not asks_soft_labels(settings, chain):
         raise BadInput(f"--folds has no effect on --method {chain.method}, which learns no soft labels. Leave it out.")
     if teacher_has_head:
@@ -237,7 +235,7 @@ def check_marked(unlabelled: Sequence[str]) -> None:
     bare = [text for text in unlabelled if not has_markers(text)]
     if bare:
         raise BadInput(
-            f"{len(bare)} of {counted(len(unlabelled), 'text', 'texts')} of --unlabelled {'lacks' if len(bare) == 1 else 'lack'} the "
+            f"{len(bare)} of {counted(len(unlabelled), 'text')} of --unlabelled {'lacks' if len(bare) == 1 else 'lack'} the "
             f"markers {', '.join(MARKERS)} around head and tail, which relations need; the first is {bare[0][:80]!r}. Add the markers."
         )
 

@@ -11,6 +11,7 @@ from compress.evaluation.metrics import gold_of
 from compress.evaluation.questions import Acceptable
 from serve.tasks import task_named
 from serve.text.labels import entity_labels
+from serve.wording import counted
 
 if TYPE_CHECKING:
     from compress.runs.task_inputs import TaskInputs
@@ -140,4 +141,4 @@ def _head_line(head: Mapping[str, Any], labels: int) -> str:
 
 
 def _labels(count: int) -> str:
-    return "1 label" if count == 1 else f"{count} labels"
+    return counted(count, "label")

@@ -1,7 +1,6 @@
 """`select`: from a bank of unlabelled texts, those like the labelled ones, and of these the ones that a model is least sure of."""
 
 import json
-import os
 import unicodedata
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -26,6 +25,7 @@ from compress.selecting.neighbours import Nearest, distinct
 from compress.settings import Selecting
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
+from serve.files import replacing
 from serve.options import rule_faults
 from serve.text.labels import entity_labels
 
@@ -103,9 +103,8 @@ def select(settings: Selecting, notify: Notify = silent) -> dict[str, Any]:
     rows = [_row(usable[place], cosine, splits.train[query]) for place, query, cosine in (found[i] for i in kept)]
     if model:
         rows = _least_sure(answering.on_device(model, device), texts, rows, settings.uncertain, notify)
-    part = out.with_name(f"{out.name}.part")
-    part.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    os.replace(part, out)
+    with replacing(out) as beside:
+        beside.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     return {
         "out": str(out), "texts": len(rows), "bank": len(bank), "in_data": in_data, "repeated": repeated,
         "near_duplicates": len(found) - len(kept), "least_similar": min(row["similarity"] for row in rows),

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from compress.models.configurations import loading_config, position_limit
 from compress.models.sentence_pooling import pooling_in
 from export.graph.nodes import Wiring
-from serve.bundle.replaced_files import replacing
 from serve.errors import BadInput
+from serve.files import replacing
 from serve.model.session import OUTPUT
 from serve.task import TaskName
 from serve.text.labels import MULTI_LABEL, gives_number

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from serve.errors import BadInput
 from serve.options import faults_of, fields_of, setting
@@ -62,9 +63,9 @@ class AnswerOptions:
             raise BadInput("; ".join(wrong.values()), field=next(iter(wrong)))
 
 
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Probabilities over the last axis, float64, same shape as `logits`."""
-    exponentials = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
+def softmax(logits: np.ndarray, dtype: DTypeLike = np.float64) -> np.ndarray:
+    """Probabilities over the last axis, computed in `dtype`, same shape as `logits`."""
+    exponentials = np.exp(logits.astype(dtype) - logits.max(axis=-1, keepdims=True))
     return np.asarray(exponentials / exponentials.sum(axis=-1, keepdims=True))
 
 

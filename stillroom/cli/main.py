@@ -16,8 +16,10 @@ from click.shell_completion import get_completion_class
 
 from compress import distributed
 from compress.runs.threads import training_spins, wait_for_work
-from serve.errors import BadInput, InternalError, StillroomError, is_panic, no_room
+from serve.errors import BadInput, InternalError, StillroomError, is_panic
+from serve.files import no_room
 from serve.standard_streams import drop_unwritten, reader_gone
+from serve.wording import all_of
 from stillroom.console import console, say
 from stillroom.verb import WIDTH, write_rows
 from stillroom.verbs import (
@@ -282,7 +284,7 @@ def _launched(verb: str | None) -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open as long as this process is
     if distributed.count() > 1 and verb not in LAUNCHED_VERBS:
         raise BadInput(
-            f"{distributed.count()} processes were started for `{verb}`; only {', '.join(LAUNCHED_VERBS[:-1])} and {LAUNCHED_VERBS[-1]} "
+            f"{distributed.count()} processes were started for `{verb}`; only {all_of(LAUNCHED_VERBS)} "
             "train in several. "
             "Run this one without torchrun or accelerate launch."
         )

@@ -46,6 +46,7 @@ from latency.measure.result_document import ProfileDocument
 from latency.profile import Plan, time_grid
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
+from serve.files import replacing
 from serve.options import rule_faults
 from serve.text.entity_markers import knows_markers
 from serve.text.labels import OUTSIDE
@@ -282,7 +283,7 @@ def _export(folder: Path, out: Path, given: _Given, machine: MachineFacts) -> di
         _facts(given, ready), metric, variants, warnings=ready.warnings, **_teacher(given, variants)
     )
     if model_report.missed:
-        raise model_report.refusal(_write_beside(folder, out, _report_of(model_report, ready, machine, None)))
+        raise model_report.refusal(_write_beside(out, _report_of(model_report, ready, machine, None)))
     if ready.test:
         model_report = replace(model_report, test=scores_on_test(variants, ready.test, given.threads)[0])
     latency = _time(variants, ready, given, machine)
@@ -429,9 +430,9 @@ def claims_of(latency: ProfileDocument | None) -> list[str]:
     ]
 
 
-def _write_beside(folder: Path, out: Path, report: Report) -> Path:
-    """Writes the report of a refused bundle beside `out`: each file in `folder` first, then renamed."""
+def _write_beside(out: Path, report: Report) -> Path:
+    """Writes the report of a refused bundle beside `out`."""
     for name, content in report_files(report).items():
-        (folder / name).write_bytes(content)
-        os.replace(folder / name, out.with_name(f"{out.name}.{name}"))
+        with replacing(out.with_name(f"{out.name}.{name}")) as beside:
+            beside.write_bytes(content)
     return page_or(out.with_name(f"{out.name}.report.html"), f"{out.name}.report.json")

@@ -11,6 +11,7 @@ from serve.bundle.remote_files import shown
 from serve.bundle.variant_choice import choose
 from serve.errors import BundleError
 from serve.tasks import open_bundle, task_of
+from serve.wording import counted
 from stillroom.console import result, table
 from stillroom.inputs.local_bundle import local_bundle
 from stillroom.verb import Argument, Document, FolderOrUrl, Verb
@@ -38,7 +39,7 @@ def labels_line(manifest: Manifest) -> str:
     if sentence := task.answer_sentence(manifest):
         return sentence
     labels = task.label_names(manifest.labels)
-    count = f"{len(labels)} label{'s' * (len(labels) != 1)}"
+    count = counted(len(labels), "label")
     if len(labels) <= IN_ONE_LINE:
         return f"{count}: {', '.join(labels)}"
     lines = [""]

@@ -14,6 +14,7 @@ from compress.runs.resumable_stages import Workdir
 from compress.settings import TaskSettings
 from latency.measure.machine import machine_facts
 from serve.bundle.manifest import canonical_json
+from serve.wording import counted
 from stillroom.commands.benchmark.grids import SEEDS, tunings
 from stillroom.commands.benchmark.suites import SuiteTask, tasks_of
 from stillroom.commands.benchmark.training import prepare, tune
@@ -45,9 +46,7 @@ def benchmark_model(model: str, given: Benchmarking) -> dict[str, Any]:
         for task, ready in zip(tasks, prepared, strict=True):
             runs = []
             for tuning in tunings(task, given.grid):
-                say(
-                    f"{task.name}: rate {tuning.learning_rate:g}, {tuning.epochs:g} epochs, {seeds} seed{'' if seeds == 1 else 's'}"
-                )
+                say(f"{task.name}: rate {tuning.learning_rate:g}, {tuning.epochs:g} epochs, {counted(seeds, 'seed')}")
                 made = [tune(work, task, given, opened, ready, tuning, seed) for seed in range(seeds)]
                 warnings += [f"{task.name}: {each}" for one in made for each in one["warnings"]]
                 runs.append(

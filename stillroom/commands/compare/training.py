@@ -30,6 +30,7 @@ from compress.runs.resumable_stages import STATE, Workdir
 from compress.runs.task_inputs import TaskInputs
 from compress.training.loop import Diverged
 from serve.bundle.manifest import canonical_json
+from serve.files import replacing
 from stillroom.commands.compare.choices import NEW_LAYERS
 from stillroom.commands.compare.inputs import method_inputs_of, settings_of, source_of
 from stillroom.commands.compare.rows import Row, at_rate, links_of, reads_source
@@ -113,12 +114,11 @@ def _train_row(folder: Path, given: Comparison, inputs: TaskInputs, row: Row, ra
         "diverged_rates": diverged,
         **_told(row, best),
     }
-    beside = finished.with_name(f"{ROW}.partial")
-    beside.write_bytes(canonical_json(document))
-    shutil.rmtree(folder / STUDENT, ignore_errors=True)
-    best.stages[-1].replace(folder / STUDENT)
-    (folder / STUDENT / STATE).unlink()
-    beside.replace(finished)
+    with replacing(finished, alone=True) as beside:
+        beside.write_bytes(canonical_json(document))
+        shutil.rmtree(folder / STUDENT, ignore_errors=True)
+        best.stages[-1].replace(folder / STUDENT)
+        (folder / STUDENT / STATE).unlink()
     shutil.rmtree(folder / STAGES)
 
 

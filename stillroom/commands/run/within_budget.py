@@ -11,8 +11,8 @@ from compress.settings import AUTO
 from latency.measure.machine import MachineFacts
 from latency.measure.result_document import ProfileDocument
 from serve.bundle.manifest import canonical_json
-from serve.bundle.replaced_files import replacing
 from serve.errors import BadInput, GateMissed
+from serve.files import replacing
 from stillroom.commands.run.report import INT8
 from stillroom.inputs.preflight import RunInputs
 from stillroom.inputs.recipe import Recipe, read_recipe

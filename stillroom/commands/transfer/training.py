@@ -19,6 +19,7 @@ from compress.runs.resumable_stages import STATE, Workdir
 from compress.runs.stages import fingerprint, trained_with
 from compress.runs.task_inputs import TaskInputs
 from compress.training.stage import StageSettings
+from serve.files import replacing_folder
 from stillroom.commands.transfer.tasks import METHOD, Tasks
 from stillroom.verbs.transfer import Transferring
 
@@ -114,12 +115,9 @@ class Trainings:
         settings = replace(target.settings, seed=cell.seed, start=str(start) if start else target.settings.start)
         inputs = replace(target, settings=settings)
         begun = folder / START
-        if not begun.is_dir():  # what a killed call left half-written is in another folder
-            beside = folder / f"{START}.partial"
-            shutil.rmtree(beside, ignore_errors=True)
-            beside.mkdir()
-            task_stages.make_start(beside, inputs, None)
-            beside.replace(begun)
+        if not begun.is_dir():
+            with replacing_folder(begun, alone=True) as beside:
+                task_stages.make_start(beside, inputs, None)
         model = task_stages.load_stage(begun, inputs)
         steps = self.given.target_steps
         task_stages.on_task(

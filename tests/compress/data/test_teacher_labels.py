@@ -19,8 +19,9 @@ from compress.data.encoded import Encoded, encode
 from compress.data.examples import Entity, Example, Task
 from compress.data.row_faults import BadRows
 from compress.data.teacher_labels import Held, TeacherLabels, read_teacher_labels, word_logits
-from compress.evaluation.predictions import predictions, softmax
+from compress.evaluation.predictions import predictions
 from serve.errors import BadInput
+from serve.text.answers import softmax
 from serve.text.labels import bio_tags
 from serve.text.spans import words
 from serve.text.tokenizer import load_tokenizer

@@ -13,13 +13,13 @@ import torch
 from small_task import examples, write_rows
 
 import stillroom as face
-from compress.evaluation.predictions import softmax
 from compress.runs.open_task import open_task
 from compress.runs.soft_labels import make_soft_labels, read_soft_labels
 from compress.runs.task_inputs import TaskInputs
 from compress.runs.task_stages import load_stage, make_start
 from compress.settings import TaskSettings
 from serve.errors import BadInput
+from serve.text.answers import softmax
 
 Opener = Callable[..., TaskInputs]
 

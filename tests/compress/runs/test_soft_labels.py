@@ -12,12 +12,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from compress.data.encoded import encode
 from compress.data.examples import Example
 from compress.distributed import Share
-from compress.evaluation.predictions import row_logits, softmax
+from compress.evaluation.predictions import row_logits
 from compress.runs import soft_labels, task_stages
 from compress.runs.open_task import open_task
 from compress.runs.task_inputs import TaskInputs
 from compress.settings import TaskSettings
 from serve.errors import BadInput
+from serve.text.answers import softmax
 from serve.text.spans import words
 
 
