@@ -269,10 +269,10 @@ class Client:
 
     def embed(self, text: str | list[str], **options: Unpack[EmbedOptions]) -> list[float] | list[list[float]]:
         """The vector of one text, or of each text of a list, in order."""
-        found: list[list[float]] = [
+        vectors: list[list[float]] = [
             each["embedding"] for each in self._results("/v1/embeddings", {"input": text, **options}, "data")
         ]
-        return found[0] if isinstance(text, str) else found
+        return vectors[0] if isinstance(text, str) else vectors
 
     @overload
     def relations(self, items: RelationItem, **options: Unpack[RelationsOptions]) -> LabelsAnswer: ...
@@ -290,10 +290,10 @@ class Client:
 
     def models(self) -> "list[ModelDescription]":
         """The models that are served. The first one for an endpoint answers its requests without `model`."""
-        found: list[ModelDescription] = self._fields(
+        models: list[ModelDescription] = self._fields(
             "GET", "/v1/models", None, "models", time.monotonic() + self.timeout_s
         )
-        return found
+        return models
 
     def ready(self) -> bool:
         """Whether every model can answer; False also if the connection fails. It asks once, without retries."""
@@ -339,12 +339,12 @@ class Client:
         """The list called `name` in the answer."""
         answer = self._answered(method, path, body, deadline_s)
         try:
-            found = msgspec.json.decode(answer.body)[name]
+            values = msgspec.json.decode(answer.body)[name]
         except (ValueError, KeyError, TypeError):
-            found = None
-        if not isinstance(found, list):
+            values = None
+        if not isinstance(values, list):
             raise InternalError(f"{self.url}{path} answered 200 without {name}; check that this is a stillroom server")
-        return found
+        return values
 
     def _answered(self, method: str, path: str, body: bytes | None, deadline_s: float) -> _Answer:
         """The answer with status 200, after as many attempts as it takes and the client allows."""
@@ -451,8 +451,8 @@ def parts_of(sizes_bytes: Sequence[int], most: int, most_bytes: int) -> Iterator
 def name_place(error: StillroomError, part: slice, lists: Sequence[str]) -> None:
     """Makes `error`, of a request with the items of `part`, name the place in the whole of the `lists`."""
     here, there = error.field, None
-    if found := re.match(r"(\w+)\[(\d+)\]", error.field or ""):
-        here, there = found[0], f"{found[1]}[{int(found[2]) + part.start}]"
+    if match := re.match(r"(\w+)\[(\d+)\]", error.field or ""):
+        here, there = match[0], f"{match[1]}[{int(match[2]) + part.start}]"
     # The server names no place in a list of one.
     elif part.stop - part.start == 1 and (here in lists or isinstance(error, TooLarge)):
         there = f"{here or lists[0]}[{part.start}]"

@@ -55,7 +55,7 @@ class BundleChecks(Settings):
     teacher_gate: float = setting(
         0.97, help="Least share of the teacher's metric for the student to ship.", at_least=0, at_most=1
     )
-    promise_data: str = setting("", help=PROMISE_DATA, metavar="FILE", shown="validation")
+    promise_data: str = setting("", help=PROMISE_DATA, metavar="FILE", shown="validation", needs="promises")
     latency_seconds: float = setting(
         20.0, help="Seconds for timing all variants and runtimes together; 0 skips it.", at_least=0
     )

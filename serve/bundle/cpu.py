@@ -39,7 +39,7 @@ def hidden_features(environment: Mapping[str, str]) -> frozenset[str]:
 
 
 def _reported_features(cpuinfo: Path, machine: str) -> frozenset[str]:
-    found = {"arm64"} if machine.lower() in ("arm64", "aarch64") else set()
+    features = {"arm64"} if machine.lower() in ("arm64", "aarch64") else set()
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -47,8 +47,8 @@ def _reported_features(cpuinfo: Path, machine: str) -> frozenset[str]:
     for line in lines:
         key, _, value = line.partition(":")
         if key.strip().lower() in ("flags", "features"):
-            return frozenset(found | set(value.split()))
-    return frozenset(found)
+            return frozenset(features | set(value.split()))
+    return frozenset(features)
 
 
 def suits(needed: Collection[str], features: Collection[str]) -> bool:

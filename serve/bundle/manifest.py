@@ -154,10 +154,10 @@ class Bundle:
                 f"{self.manifest.name!r} has no variant {chosen!r}; give one of {_listed(self.manifest.variants)}",
                 field="variant",
             )
-        found = self.manifest.variants[chosen]
+        variant = self.manifest.variants[chosen]
         if self.manifest.schema_version == 1 and chosen == self.manifest.default_variant:
-            found = msgspec.structs.replace(found, cpu=self.manifest.cpu)
-        return chosen, found
+            variant = msgspec.structs.replace(variant, cpu=self.manifest.cpu)
+        return chosen, variant
 
 
 def sha256_file(path: Path) -> str:

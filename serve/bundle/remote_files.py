@@ -150,9 +150,9 @@ def store_of(url: str) -> tuple[Any, str]:
 
 def hub_repository(url: str) -> tuple[str, str]:
     """The repository and the revision of `hf://OWNER/NAME@REVISION`; the revision is empty for the main branch."""
-    if not (found := HUB_URL.fullmatch(url)):
+    if not (match := HUB_URL.fullmatch(url)):
         raise BundleError(f"{shown(url)} is no repository of the Hub; give hf://OWNER/NAME or hf://OWNER/NAME@REVISION")
-    return found[1], found[2] or ""
+    return match[1], match[2] or ""
 
 
 def in_words(url: str, error: BaseException) -> str:

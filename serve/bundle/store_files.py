@@ -48,10 +48,10 @@ def tried(
 def listed(store: Any, folder: str) -> dict[str, int]:
     """Sizes of the files in the folder and those below it, by their names in it."""
     try:
-        found = store.find(folder, detail=True)
+        files = store.find(folder, detail=True)
     except FileNotFoundError:
         return {}
-    return {path.removeprefix(folder).lstrip("/"): int(each["size"]) for path, each in found.items()}
+    return {path.removeprefix(folder).lstrip("/"): int(each["size"]) for path, each in files.items()}
 
 
 def removed(store: Any, path: str) -> None:

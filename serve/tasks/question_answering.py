@@ -119,14 +119,14 @@ class QuestionAnswering(ServedTask):
 
     def answer(self, read: ReadText, logits: Found, model: ModelFacts) -> QuestionAnswer:
         """The likeliest answer of all windows, if its score is at least the model's threshold and `min_score`."""
-        found, context, options = logits, read.work.pair or "", read.work.options
+        likeliest, context, options = logits, read.work.pair or "", read.work.options
         answer_from = EVEN_SCORE if model.abstain_below is None else model.abstain_below
         given: FoundAnswer | None = None
-        if found.start < found.end and found.score >= max(answer_from, options.min_score):
-            start = length_in(context[: found.start], options.offsets)
-            text = context[found.start : found.end]
+        if likeliest.start < likeliest.end and likeliest.score >= max(answer_from, options.min_score):
+            start = length_in(context[: likeliest.start], options.offsets)
+            text = context[likeliest.start : likeliest.end]
             given = {"text": text, "start": start, "end": start + length_in(text, options.offsets)}
-        return {"answer": given, "score": round(found.score, SCORE_DECIMALS), "truncated": False}
+        return {"answer": given, "score": round(likeliest.score, SCORE_DECIMALS), "truncated": False}
 
     def answer_unwindowed(self, read: ReadText, logits: np.ndarray, model: ModelFacts) -> QuestionAnswer:
         # Of a text alone there is no context, and no answer.

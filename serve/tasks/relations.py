@@ -162,9 +162,9 @@ def marked_text(text: str, head: Part, tail: Part, *, path: str = "", unit: Offs
     BadInput, with the field, when a part is outside the text, is empty or ends inside a character, when the parts overlap, and
     when the text already has a marker.
     """
-    if found := next((marker for marker in MARKERS if marker in text), None):
+    if marker := next((marker for marker in MARKERS if marker in text), None):
         raise BadInput(
-            f"{path}text already has the marker {found}; send the text without markers; head and tail say where they go",
+            f"{path}text already has the marker {marker}; send the text without markers; head and tail say where they go",
             field=f"{path}text",
         )
     head_place = _code_points(text, head, f"{path}head", unit)

@@ -42,13 +42,13 @@ def are_names(tags: Collection[str]) -> bool:
     >>> are_names(["O", "NAME", "E-MAIL", "I-NUMBER"]), are_names(["O", "B-MAIL", "E-MAIL"])
     (True, False)
     """
-    found = {(tag[0], tag[2:]) for tag in tags if PREFIXED.fullmatch(tag)}
+    prefixed = {(tag[0], tag[2:]) for tag in tags if PREFIXED.fullmatch(tag)}
     bare = {tag for tag in tags if tag != OUTSIDE and tag not in NO_WORD and not PREFIXED.fullmatch(tag)}
-    prefixes, labels = {prefix for prefix, _ in found}, {label for _, label in found}
-    if len(labels) < len(found) or labels & bare:
+    prefixes, labels = {prefix for prefix, _ in prefixed}, {label for _, label in prefixed}
+    if len(labels) < len(prefixed) or labels & bare:
         return False
     if bare and prefixes & {"B", "I"} and not prefixes & {"E", "L"}:
-        return len(bare) > len(found)
+        return len(bare) > len(prefixed)
     return bool(bare or prefixes & {"E", "L"})
 
 
@@ -117,8 +117,8 @@ def schemes(tags: tuple[str, ...]) -> dict[str, Scheme]:
     for prefix, label in map(split_tag, with_prefixes(tags)):
         if label:
             prefixes[label].add(prefix)
-    bounded: Scheme = "BIOES" if any(found & {"E", "S"} for found in prefixes.values()) else "BIO"
-    return {label: "IO" if found == {"I"} else bounded for label, found in prefixes.items()}
+    bounded: Scheme = "BIOES" if any(used & {"E", "S"} for used in prefixes.values()) else "BIO"
+    return {label: "IO" if used == {"I"} else bounded for label, used in prefixes.items()}
 
 
 def gives_number(problem_type: str | None, labels: int) -> bool:

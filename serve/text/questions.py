@@ -82,7 +82,7 @@ def question_rows(encoding: Encoding, context: str, max_length: int) -> list[Que
     for start in starts:
         inside = slice(after + start, min(after + start + room, after + len(own)))
         places = np.concatenate([head, np.arange(inside.start, inside.stop), tail])
-        found = words(context, offsets[inside], word_ids[inside])
+        window_words = words(context, offsets[inside], word_ids[inside])
         rows.append(
             QuestionRow(
                 ids[places],
@@ -91,7 +91,7 @@ def question_rows(encoding: Encoding, context: str, max_length: int) -> list[Que
                 first=len(head),
                 last=len(places) - len(tail),
                 start=start,
-                words=np.array(found, dtype=np.int32) if found else NO_WORDS,
+                words=np.array(window_words, dtype=np.int32) if window_words else NO_WORDS,
             )
         )
     return rows

@@ -67,7 +67,7 @@ def words(text: str, offsets: Sequence[tuple[int, int]], word_ids: Sequence[int 
     it lies inside that word, as the byte pieces of one emoji do. Every other token begins a word. Special tokens and tokens of
     whitespace are in no word.
     """
-    found: list[Word] = []
+    text_words: list[Word] = []
     is_ascii = text.isascii()
     word_start = word_end = first_token = last_token = -1
     word_id_before: int | None = None
@@ -84,23 +84,23 @@ def words(text: str, offsets: Sequence[tuple[int, int]], word_ids: Sequence[int 
             word_end, last_token = max(end, word_end), token
         else:
             if first_token >= 0:
-                found.append(Word(word_start, word_end, first_token, last_token))
+                text_words.append(Word(word_start, word_end, first_token, last_token))
             word_start, word_end, first_token, last_token = start, end, token, token
         word_id_before = word_id
     if first_token >= 0:
-        found.append(Word(word_start, word_end, first_token, last_token))
-    return found
+        text_words.append(Word(word_start, word_end, first_token, last_token))
+    return text_words
 
 
 def decode_spans(
-    found: Sequence[Word],
+    text_words: Sequence[Word],
     probabilities: np.ndarray,
     tags: Sequence[str],
     *,
     aggregation: Aggregation = "first",
     constrained: bool = False,
 ) -> list[Span]:
-    """The entities of a text, whose words are `found`: each word gets its likeliest tag, and runs of tags become spans.
+    """The entities of a text, whose words are `text_words`: each word gets its likeliest tag, and runs of tags become spans.
 
     `probabilities` has shape (tokens, tags). `word_probabilities` makes those of words, by `aggregation`. BIO, BIOES and IO tags
     are read as by conlleval (the evaluation script of CoNLL-2000): `I` without an open span of its label begins one. With
@@ -110,19 +110,19 @@ def decode_spans(
     Spans are ordered and never overlap. A span goes from the start of its first word to the end of its last. Its score is the
     mean probability of the tags of its words. BadInput with `constrained` when no sequence of the tags is valid.
     """
-    if not found:
+    if not text_words:
         return []
-    of_words = word_probabilities(probabilities, found, aggregation)
+    of_words = word_probabilities(probabilities, text_words, aggregation)
     chosen = likeliest_valid(of_words, tuple(tags)) if constrained else of_words.argmax(axis=1)
-    scores = of_words[np.arange(len(found)), chosen].astype(np.float64)
+    scores = of_words[np.arange(len(text_words)), chosen].astype(np.float64)
     prefixed = with_prefixes(tuple(tags))
     sequence = [prefixed[index] for index in chosen.tolist()]
     runs = strict_runs(sequence, schemes(tuple(tags))) if aggregation == "strict" else tag_runs(sequence)
     return [
         # The sum that np.mean takes, without its checks.
         Span(
-            found[first].start,
-            found[last].end,
+            text_words[first].start,
+            text_words[last].end,
             label,
             float(np.add.reduce(scores[first : last + 1])) / (last + 1 - first),
         )
@@ -130,15 +130,15 @@ def decode_spans(
     ]
 
 
-def word_probabilities(probabilities: np.ndarray, found: Sequence[Word], aggregation: Aggregation) -> np.ndarray:
+def word_probabilities(probabilities: np.ndarray, text_words: Sequence[Word], aggregation: Aggregation) -> np.ndarray:
     """The probabilities of tags for each word, shape (words, tags), from those for each token, shape (tokens, tags).
 
     `average` is their mean, and `max` those of the token with the highest probability for one tag, like the strategies of these
     names in transformers' token classification pipeline. The others take those of the first token, the only one that is trained.
     """
-    of_words = probabilities[[word.first_token for word in found]]
+    of_words = probabilities[[word.first_token for word in text_words]]
     if aggregation in {"average", "max"}:
-        for index, word in enumerate(found):
+        for index, word in enumerate(text_words):
             if word.last_token > word.first_token:
                 tokens = probabilities[word.first_token : word.last_token + 1]
                 of_words[index] = tokens.mean(axis=0) if aggregation == "average" else tokens[tokens.max(1).argmax()]

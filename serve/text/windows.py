@@ -127,13 +127,13 @@ class Windows(WindowedText):
     def _deciding_words(self) -> np.ndarray:
         """The same, but one window decides all tokens of a word: where the word has the most context, if a window holds it whole."""
         of_tokens = self._deciding.copy()
-        found = [
+        long_words = [
             word
             for word in words(self._text, self.tokens.offsets, self.tokens.word_ids)
             if word.last_token > word.first_token
         ]
-        firsts = np.array([word.first_token for word in found], dtype=np.intp) - self._first
-        lasts = np.array([word.last_token for word in found], dtype=np.intp) - self._first
+        firsts = np.array([word.first_token for word in long_words], dtype=np.intp) - self._first
+        lasts = np.array([word.last_token for word in long_words], dtype=np.intp) - self._first
         for first, last, window in zip(firsts, lasts, deciding(self.starts, self._room, firsts, lasts), strict=True):
             if window >= 0:
                 of_tokens[first : last + 1] = window

@@ -110,13 +110,13 @@ class Keyring:
         if not given:
             raise Unauthorized("this server needs a key; send it as Authorization: Bearer KEY, or as X-Api-Key: KEY")
         digest = hashlib.sha256(given).digest()
-        found = None
+        match = None
         for key in self.keys:
             if hmac.compare_digest(key.digest, digest):
-                found = key
-        if found is None:
+                match = key
+        if match is None:
             raise Unauthorized("the key that was sent is not one of this server's; ask its operator for a key")
-        return found
+        return match
 
     def after(self, before: "Keyring") -> "Keyring":
         """These keys. A key that is also in `before` keeps its count of used limits."""
@@ -193,8 +193,8 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 def _key(line: str, counts: MakeCounts) -> Key:
     """The key of one line. The message of a BadInput never holds the key."""
     first, *rest = line.split()
-    if rest and (found := DIGEST.fullmatch(rest[0])):
-        name, digest = first, bytes.fromhex(found[1])
+    if rest and (hexadecimal := DIGEST.fullmatch(rest[0])):
+        name, digest = first, bytes.fromhex(hexadecimal[1])
         rest = rest[1:]
     else:
         name, colon, secret = first.partition(":")
@@ -214,8 +214,8 @@ def _limits(words: Sequence[str]) -> KeyLimits:
     rate_per_s, concurrency = None, None
     for word in words:
         what, _, amount = word.partition("=")
-        if what == "rate" and (found := RATE.fullmatch(amount)) and float(found[1]) > 0:
-            rate_per_s = float(found[1]) / SECONDS[found[2]]
+        if what == "rate" and (rate := RATE.fullmatch(amount)) and float(rate[1]) > 0:
+            rate_per_s = float(rate[1]) / SECONDS[rate[2]]
         elif what == "concurrency" and amount.isascii() and amount.isdigit() and int(amount) > 0:
             concurrency = int(amount)
         else:

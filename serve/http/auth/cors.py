@@ -37,14 +37,14 @@ class Origins:
             return []
         origin = asked.get(b"origin")
         # A cache must not give an answer for one origin to another.
-        found = [] if b"*" in self.allowed else [(b"vary", b"origin")]
+        headers = [] if b"*" in self.allowed else [(b"vary", b"origin")]
         if origin is not None and self.allow(origin):
             allowed = b"*" if b"*" in self.allowed else origin
-            found += [
+            headers += [
                 (b"access-control-allow-origin", allowed),
                 (b"access-control-expose-headers", ANSWER_HEADERS.encode()),
             ]
-        return found
+        return headers
 
     def allow(self, origin: bytes) -> bool:
         """Whether pages of `origin` may call this server."""

@@ -488,5 +488,5 @@ def raw_answer(
 
 
 def _address(transport: asyncio.BaseTransport, name: str) -> tuple[str, int] | None:
-    found = transport.get_extra_info(name)
-    return (str(found[0]), int(found[1])) if isinstance(found, tuple) else None
+    address = transport.get_extra_info(name)
+    return (str(address[0]), int(address[1])) if isinstance(address, tuple) else None

@@ -83,15 +83,15 @@ def _call(url: str, example: object) -> str:
 
 def _fields(document: dict[str, Any], schema: dict[str, Any]) -> list[tuple[str, str]]:
     """The fields of a body, in all its forms, and their descriptions."""
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for form in schema.get("oneOf", [schema]):
         resolved = form
         if reference := form.get("$ref"):
             resolved = document["components"]["schemas"][reference.rpartition("/")[2]]
         for name, each in resolved.get("properties", {}).items():
             needed = "needed: " if name in resolved.get("required", []) else ""
-            found.setdefault(name, f"{needed}{each.get('description', '')}")
-    return list(found.items())
+            fields.setdefault(name, f"{needed}{each.get('description', '')}")
+    return list(fields.items())
 
 
 def _table(first: str, rows: list[tuple[str, str]]) -> str:

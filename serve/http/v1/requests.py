@@ -92,8 +92,8 @@ def _field_error(message: str, kind: type[RequestBody]) -> BadInput:
     """The error for a message of msgspec, with the field that it names and the values that this field takes."""
     # "... - at `$.text[3]`", "... required field `text`", "... unknown field `txt` - at `$.head`"
     inside, of_object = re.search(r"`\$\.([^`]+)`$", message), re.search(r"field `([^`]*)`", message)
-    if found := inside or of_object:
-        field = f"{inside[1]}.{of_object[1]}" if inside and of_object else found[1]
+    if named := inside or of_object:
+        field = f"{inside[1]}.{of_object[1]}" if inside and of_object else named[1]
         name = re.split(r"[.\[]", field, maxsplit=1)[0]
         if name not in kind.__struct_fields__:
             return BadInput(
