@@ -46,11 +46,6 @@ Progress = Callable[[int, int], None]
 """Called with the bytes that are there and those of the whole bundle."""
 
 
-def fetched(url: str, progress: Progress | None = None) -> Path:
-    """The folder of the bundle at `url`; see `open_remote`."""
-    return open_remote(url, progress).path
-
-
 def open_remote(url: str, progress: Progress | None = None, *, known: Collection[str] = ()) -> Bundle:
     """The bundle at `url`, downloaded now or before, with every file checked.
 
