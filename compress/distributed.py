@@ -7,9 +7,8 @@ case, everything here does nothing and torch.distributed is not touched.
 
 import logging
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -18,7 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from compress.peers import Peers, Place, reported
 from compress.peers import meet as meet_peers
-from serve.errors import BadInput, no_room
+from serve.errors import BadInput
+from serve.files import disk_errors_reported, replacing_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -286,23 +286,15 @@ def copy_folder(folder: Path) -> None:
     files = sorted(path for path in folder.rglob("*") if path.is_file()) if main() else []
     named = broadcast([(str(path.relative_to(folder)), path.stat().st_size) for path in files])
     writes = node() != 0 and first_here()
-    beside = folder.with_name(folder.name + ".partial")
-    if writes:
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
-    for name, size in named:
-        try:
-            _copy_file(folder / name if main() else beside / name if writes else None, size)
-        except OSError as error:
-            if not no_room(error):
-                raise
-            raise BadInput(
-                f"{beside}, this node's copy of what the main process made, could not be written: {error}. Free some space and give the "
-                "same command again on every node."
-            ) from error
-    if writes:
-        shutil.rmtree(folder, ignore_errors=True)
-        beside.replace(folder)
+    with (
+        disk_errors_reported(
+            f"{folder}, this node's copy of what the main process made,",
+            if_full="Make room, and give the same command again on every node",
+        ),
+        replacing_folder(folder, alone=True) if writes else nullcontext(folder) as target,
+    ):
+        for name, size in named:
+            _copy_file(target / name if main() or writes else None, size)
     wait()
 
 

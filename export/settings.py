@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 from serve.bundle.runtimes import INSTALL_OPENVINO, Runtime, has_openvino
 from serve.errors import BadInput
-from serve.options import check, setting
+from serve.options import Settings, setting
 
 Precision = Literal["fp32", "fp16", "int8"]
 Scheme = Literal["static", "weight-only", "dynamic"]
@@ -24,9 +24,6 @@ PROMISE_CONFIDENCE = "Least chance that each promise holds on texts like those t
 GATE = 0.99
 KEPT_RIGHT = 0.95
 ATOL = 1e-4  # float32 logits summed in two orders differ by 1e-6 to 1e-5 at 6x384
-
-# Headings in --help.
-CHECKS, GRAPHS = "Checks", "Graphs"
 
 
 def read_promise(text: str) -> tuple[PromiseKind, float]:
@@ -48,7 +45,7 @@ def read_promise(text: str) -> tuple[PromiseKind, float]:
 
 
 @dataclass(frozen=True)
-class VariantSettings:
+class VariantSettings(Settings):
     """Which variants to make of a checkpoint, and their gates.
 
     Raises:
@@ -58,31 +55,28 @@ class VariantSettings:
     variants: tuple[Precision, ...] = ("fp32", "int8")
     gate: float = setting(
         GATE, help="Least share of the fp32 metric that int8 and fp16 keep; without data, of fp32's labels.", at_least=0,
-        at_most=1, panel=CHECKS,
+        at_most=1,
     )  # fmt: skip
     keep_right: float = setting(
         KEPT_RIGHT, help="Share of right answers to keep when the model may abstain; 0 means it never abstains.", at_least=0, at_most=1,
-        panel=CHECKS,
     )  # fmt: skip
-    promises: tuple[str, ...] = setting((), help=PROMISES, metavar="PROMISE", flag="--promise", panel=CHECKS)
-    promise_confidence: float = setting(0.95, help=PROMISE_CONFIDENCE, at_least=0.5, at_most=0.9999, panel=CHECKS)
+    promises: tuple[str, ...] = setting((), help=PROMISES, metavar="PROMISE", flag="--promise")
+    promise_confidence: float = setting(0.95, help=PROMISE_CONFIDENCE, at_least=0.5, at_most=0.9999)
     atol: float = setting(
         ATOL,
         help="Largest allowed difference of a logit of fp32 from torch's, beside 1e-5 of the logit; of numbers, as a share of their "
         "standard deviation.",
         at_least=0,
-        panel=CHECKS,
     )
     int8: Scheme = setting(
         "static",
         help="How int8 is made. weight-only is near fp32 but no faster; answers of dynamic depend on the batch.",
-        panel=GRAPHS,
     )
-    runtime: Runtime = setting("onnxruntime", help="Runtime that serves int8.", panel=GRAPHS)
-    fuse: bool = setting(False, help="Join kernels in fp32 and fp16, for GPUs.", panel=GRAPHS)
+    runtime: Runtime = setting("onnxruntime", help="Runtime that serves int8.")
+    fuse: bool = setting(False, help="Join kernels in fp32 and fp16, for GPUs.")
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         for promise in self.promises:
             read_promise(promise)
         if self.runtime == "openvino" and not has_openvino():

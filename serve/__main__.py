@@ -3,8 +3,12 @@
 import argparse
 import signal
 import sys
+from typing import TYPE_CHECKING, Any
 
 from serve.standard_streams import open_closed_streams
+
+if TYPE_CHECKING:
+    from serve.options import Option
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -16,20 +20,42 @@ def main(arguments: list[str] | None = None) -> int:
     from serve.errors import StillroomError
     from serve.http.app import serve
     from serve.observe.logs import plain
-    from serve.settings import add_options, settings_of
+    from serve.options import make, options_of
+    from serve.settings import ServeSettings
 
     parser = argparse.ArgumentParser(prog="python -m serve", description="Serve bundles over HTTP.")
     parser.add_argument(
         "bundles", nargs="+", metavar="BUNDLE", help="folder that `stillroom run`, `demo` or `export` wrote, or its URL"
     )
-    add_options(parser)
-    given = parser.parse_args(arguments)
+    for option in options_of(ServeSettings):
+        parser.add_argument(option.flag, dest=option.name, help=_help(option), default=None, **_argument(option))
+    given = vars(parser.parse_args(arguments))
     try:
-        serve(given.bundles, settings_of(vars(given)))
+        serve(given.pop("bundles"), make(ServeSettings, given))
     except StillroomError as error:
         print("error: " + plain(error.message, kept="\n"), file=sys.stderr)
         return error.exit_code
     return 0
+
+
+def _argument(option: "Option") -> dict[str, Any]:
+    if option.kind is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if option.several:
+        return {"action": "append", "metavar": option.kind.__name__.upper()}
+    return {
+        "type": option.kind,
+        "choices": option.choices or None,
+        "metavar": None if option.choices else option.kind.__name__.upper(),
+    }
+
+
+def _help(option: "Option") -> str:
+    from serve.options import described
+
+    # argparse takes a percent sign as the start of a format.
+    shown = f" [{option.default_shown}]" if option.default_shown else ""
+    return (option.help if option.choices else described(option)).replace("%", "%%") + shown
 
 
 if __name__ == "__main__":

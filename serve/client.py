@@ -4,16 +4,14 @@ It uses the standard library's `http.client`, so the base install has all it nee
 It ignores proxy settings and does not follow redirects.
 """
 
-import email.utils
 import http.client
-import random
 import re
 import ssl
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack, overload
 from urllib.parse import urlsplit
@@ -21,6 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from serve.errors import BadInput, DeadlineExceeded, InternalError, Overloaded, StillroomError, TooLarge, Unavailable
+from serve.retry import drawn_pause_s, retry_after_s
 from serve.tasks.question_answering import QuestionAnswer
 from serve.tasks.text_classification import LabelsAnswer
 from serve.tasks.text_regression import NumberAnswer
@@ -32,9 +31,7 @@ from serve.text.spans import Aggregation
 if TYPE_CHECKING:
     from serve.workers.supervisor import ModelDescription
 
-# Pauses before a retry, if the server sends no Retry-After. Each pause is drawn from 0 to a bound, so that clients that failed
-# together do not retry together. The bound starts at the first value and doubles with each retry up to the longest
-# ("Exponential Backoff and Jitter", AWS Architecture Blog, 2015: full jitter).
+# Pauses before a retry, if the server sends no Retry-After.
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 RETRIED = (Overloaded.http_status, Unavailable.http_status)
@@ -351,24 +348,24 @@ class Client:
 
     def _answered(self, method: str, path: str, body: bytes | None, deadline_s: float) -> _Answer:
         """The answer with status 200, after as many attempts as it takes and the client allows."""
-        pauses = pauses_s(self.retries)
-        while True:
-            pause_s = next(pauses, None)
+        for retry in count():
             try:
                 answer = self._exchange(method, path, body, deadline_s)
                 if answer.status == 200:
                     return answer
                 error = error_of(answer.status, answer.reason, answer.headers, answer.body, self.url)
                 again = answer.status in RETRIED
-                named_s = retry_after_s(answer.headers)
+                wait_s = retry_after_s(answer.headers.get("Retry-After"))
             except (OSError, http.client.HTTPException) as failure:
                 error = self._failed(failure)
                 again = not isinstance(failure, TimeoutError | ssl.SSLError)
-                named_s = None
-            wait_s = (pause_s or 0.0) if named_s is None else named_s
-            if pause_s is None or not again or time.monotonic() + wait_s >= deadline_s:
+                wait_s = None
+            if wait_s is None:
+                wait_s = drawn_pause_s(retry, FIRST_PAUSE_S, LONGEST_PAUSE_S)
+            if retry == self.retries or not again or time.monotonic() + wait_s >= deadline_s:
                 raise error
             time.sleep(wait_s)
+        raise AssertionError("the loop has no end")
 
     def _failed(self, failure: Exception) -> StillroomError:
         """A connection's failure as an error."""
@@ -476,26 +473,6 @@ def left_s(deadline_s: float) -> float:
     return left
 
 
-def pauses_s(retries: int) -> Iterator[float]:
-    """Seconds to wait before each retry if the server gives no time: random, with a bound that doubles."""
-    for retry in range(retries):
-        yield random.uniform(0.0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**retry))
-
-
-def retry_after_s(headers: http.client.HTTPMessage) -> float | None:
-    """The seconds that `Retry-After` asks for, as a number or as a date (RFC 9110, section 10.2.3); None without it."""
-    said = (headers.get("Retry-After") or "").strip()
-    if re.fullmatch(r"[0-9]{1,9}", said):
-        return float(said)
-    try:
-        date = email.utils.parsedate_to_datetime(said)
-    except ValueError:
-        return None
-    if date.tzinfo is None:
-        date = date.replace(tzinfo=UTC)
-    return max(0.0, (date - datetime.now(UTC)).total_seconds())
-
-
 def error_of(status: int, reason: str, headers: http.client.HTTPMessage, body: bytes, url: str) -> StillroomError:
     """The error that the server raised, found by its code, with its message and field.
 
@@ -514,7 +491,7 @@ def error_of(status: int, reason: str, headers: http.client.HTTPMessage, body: b
         iter(by_code or by_status), BadInput if status < 500 else InternalError if status == 500 else Unavailable
     )
     if issubclass(kind, Overloaded):
-        return kind(message, retry_after_s=retry_after_s(headers) or 1.0)
+        return kind(message, retry_after_s=retry_after_s(headers.get("Retry-After")) or 1.0)
     return kind(message, field=field if isinstance(field, str) else None)
 
 

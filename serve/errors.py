@@ -21,10 +21,7 @@ StillroomError
 A message says what was given, what was needed and what to do. It reaches the caller, so it never holds a secret.
 """
 
-import errno
 from typing import Any, ClassVar, Literal
-
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a full disk, a quota used up, a limit on the size of a file
 
 Fault = Literal["ours", "caller", "passing"]
 
@@ -160,13 +157,6 @@ class DeadlineExceeded(Unavailable):
 
     code = "deadline_exceeded"
     http_status = 504
-
-
-def no_room(error: BaseException) -> bool:
-    """Whether `error` says that the disk is full, a quota is used up, or the file is too large."""
-    if isinstance(error, OSError):
-        return error.errno in NO_ROOM
-    return any(f"(os error {number})" in str(error) for number in NO_ROOM)  # libraries in Rust have no errno
 
 
 def is_panic(error: BaseException) -> bool:

@@ -12,16 +12,17 @@ Tea(kind='green', minutes=5.0)
 
 import difflib
 import math
-from collections.abc import Container, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cache
+from numbers import Integral, Real
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from serve.errors import BadInput
 
-Settings = TypeVar("Settings")
+Kind = TypeVar("Kind")
 
 KINDS: dict[type, str] = {
     int: "a whole number",
@@ -45,6 +46,8 @@ def setting(
     flag: str = "",
     metavar: str = "",
     panel: str = "",
+    needs: str = "",
+    excludes: str = "",
 ) -> Any:
     """A field of a settings dataclass that is an option. An option without a default is required.
 
@@ -58,17 +61,39 @@ def setting(
         flag: the name on the command line, if it is not made from the field's name.
         metavar: the placeholder for the value in help.
         panel: the heading in help under which the option is listed.
+        needs: names of settings that must be given with it, with a space between; `a|b` is either of two. See `rule_faults`.
+        excludes: names of settings that may not be given with it.
     """
     about = {
         "help": help, "choices": choices, "suggested": suggested, "at_least": at_least, "above": above,
-        "at_most": at_most, "shown": shown, "flag": flag, "metavar": metavar, "panel": panel,
+        "at_most": at_most, "shown": shown, "flag": flag, "metavar": metavar, "panel": panel, "needs": needs,
+        "excludes": excludes,
     }  # fmt: skip
     return field(default=default, metadata={"setting": about})
+
+
+def again(kind: Any, name: str, default: Any = ..., **about: Any) -> Any:
+    """The setting `name` of the settings dataclass `kind`, for another one: with its own default, or other arguments of `setting`."""
+    stated = next(each for each in fields(kind) if each.name == name)
+    return field(
+        default=stated.default if default is ... else default,
+        metadata={"setting": stated.metadata["setting"] | about},
+    )
 
 
 def group(kind: type, *, panel: str = "") -> Any:
     """A field that holds another settings dataclass, each field an option; `panel` is the heading of options without one."""
     return field(default_factory=kind, metadata={"group": kind, "panel": panel})
+
+
+class Settings:
+    """A settings dataclass: it checks its values when it is made. Settings that several classes share come from mix-ins."""
+
+    layout: ClassVar[Mapping[str, str]] = {}
+    """Headings of the help, each with the names of its settings, in order. Settings that it leaves out come after them."""
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True)
@@ -99,6 +124,8 @@ class Option:
     """`--name`."""
     metavar: str
     panel: str
+    needs: str
+    excludes: str
 
     @property
     def listed(self) -> bool:
@@ -133,12 +160,15 @@ class Option:
 
 @cache
 def options_of(kind: Any) -> tuple[Option, ...]:
-    """Every option of a settings dataclass: its own, then those of its groups."""
+    """Every option of a settings dataclass: those of its layout, the others of its own, then those of its groups."""
     own = _settings_of(kind, "", "")
     for each in fields(kind):
         if holder := each.metadata.get("group"):
             own += _settings_of(holder, each.name, each.metadata["panel"])
-    return tuple(own)
+    named = {option.name: option for option in own}
+    layout = getattr(kind, "layout", {})
+    placed = [replace(named.pop(name), panel=panel) for panel, names in layout.items() for name in names.split()]
+    return (*placed, *named.values())
 
 
 def _settings_of(holder: Any, within: str, panel: str) -> list[Option]:
@@ -165,7 +195,7 @@ def _option(holder: type, each: "Field[Any]", within: str, panel: str) -> Option
     )
 
 
-def make(kind: type[Settings], values: Mapping[str, Any], *, verb: str = "", needed: Container[str] = ()) -> Settings:
+def make(kind: type[Kind], values: Mapping[str, Any], *, verb: str = "", needed: Container[str] = ()) -> Kind:
     """Settings of `kind` from `values`, by name. None, and a name that is missing, mean the default; not for those `needed`.
 
     Raises:
@@ -231,11 +261,19 @@ def check(settings: Any) -> None:
         BadInput: a value is not allowed. One message lists all faults.
     """
     kind: Any = type(settings)
-    faults = []
-    for option in options_of(kind):
-        value = option.value_in(settings)
+    if faults := faults_of(settings, options_of(kind)):
+        raise BadInput(_all_of(list(faults.values())))
+
+
+def faults_of(settings: Any, options: Iterable[Option]) -> dict[str, str]:
+    """What is wrong with the values of `options` in `settings`, by their names. Right ones get their types, as `check` says."""
+    faults = {}
+    for option in options:
+        value = getattr(settings, option.name) if not option.within else option.value_in(settings)
+        if value is option.default and not option.required:
+            continue
         if option.required and option.several and not value:
-            faults.append(f"{option.flag} is needed")
+            faults[option.name] = f"{option.flag} is needed"
             continue
         # The default is accepted even where it is out of range, such as 0 for "automatic".
         if (value is None and option.optional) or (value == option.default and type(value) is type(option.default)):
@@ -244,9 +282,34 @@ def check(settings: Any) -> None:
         try:
             object.__setattr__(holder, option.name, _typed(option, value))
         except ValueError as fault:
-            faults.append(str(fault))
-    if faults:
-        raise BadInput(_all_of(faults))
+            faults[option.name] = str(fault)
+    return faults
+
+
+def rule_faults(settings: Any) -> list[str]:
+    """Which given settings lack one that they need, or exclude each other; a setting is given if it is not its default."""
+    kind: Any = type(settings)
+    options = {option.name: option for option in options_of(kind)}
+    given = {name for name, option in options.items() if option.value_in(settings) != option.default}
+    faults = []
+    for name in (name for name in options if name in given):
+        flag = options[name].flag
+        for either in options[name].needs.split():
+            if not given & set(names := either.split("|")):
+                flags = " or ".join(options[other].flag for other in names)
+                faults.append(f"{flag} needs {flags}. Give it too, or leave {flag} out.")
+        faults += [
+            f"{flag} and {options[other].flag} are both given. Leave one of them out."
+            for other in options[name].excludes.split()
+            if other in given
+        ]
+    return faults
+
+
+@cache
+def fields_of(kind: Any) -> tuple[Option, ...]:
+    """`options_of`, whose messages have the names of Python and of requests, not those of the command line."""
+    return tuple(replace(option, flag=option.name) for option in options_of(kind))
 
 
 def _typed(option: Option, value: Any) -> Any:
@@ -274,17 +337,10 @@ def _parts(option: Option, text: str) -> list[Any]:
 
 
 def _one(option: Option, value: Any) -> Any:
-    if option.urls and isinstance(value, str) and "://" in value:
-        return value
-    if option.kind is float and type(value) is int:
-        value = float(value)
-    if option.kind is Path and isinstance(value, str):
-        value = Path(value)
-    if option.kind is str and isinstance(value, Path):
-        value = str(value)
-    right = isinstance(value, Path) if option.kind is Path else type(value) is option.kind
-    if not right:
-        raise ValueError(f"{option.flag} is {value!r}; give {_needed(option)}")
+    if type(value) is not option.kind:
+        if option.urls and isinstance(value, str) and "://" in value:
+            return value
+        value = _converted(option, value)
     if option.choices and value not in option.choices:
         near = difflib.get_close_matches(str(value), [str(choice) for choice in option.choices], n=1, cutoff=0.7)
         meant = f" (did you mean {near[0]}?)" if near else ""
@@ -292,6 +348,18 @@ def _one(option: Option, value: Any) -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool) and not _in_range(option, value):
         raise ValueError(f"{option.flag} is {_plain(value)}; give {_needed(option)}")
     return value
+
+
+def _converted(option: Option, value: Any) -> Any:
+    """`value` in the type of `option`: a number of numpy, a whole number as any number, a path as its text and the other way."""
+    if option.kind is Path and isinstance(value, str | Path):
+        return Path(value)
+    if option.kind is str and isinstance(value, Path):
+        return str(value)
+    is_number = isinstance(value, Integral) or (option.kind is float and isinstance(value, Real))
+    if option.kind not in (int, float) or not is_number or isinstance(value, bool):
+        raise ValueError(f"{option.flag} is {value!r}; give {_needed(option)}")
+    return option.kind(value)
 
 
 def _in_range(option: Option, value: float) -> bool:

@@ -1,13 +1,11 @@
 """Every setting of the server. The command line is made from these dataclasses, see `serve.options`."""
 
-import argparse
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from serve.errors import BadInput
-from serve.options import Option, check, described, group, make, options_of, setting
+from serve.options import Settings, group, setting
 
 # Worker processes that one front process keeps busy with requests of one short text each, of a small int8 model.
 WORKERS_A_FRONT = 4
@@ -85,7 +83,7 @@ class ConnectionLimits:
 
 
 @dataclass(frozen=True)
-class ServeSettings:
+class ServeSettings(Settings):
     """The settings of one server. BadInput names every one that is out of range."""
 
     host: str = setting("127.0.0.1", help="Address to listen on.")
@@ -128,10 +126,13 @@ class ServeSettings:
     tls_cert: Path | None = setting(None, help="File with the certificate chain, in PEM; the server then uses HTTPS.")
     tls_key: Path | None = setting(
         None,
+        needs="tls_cert",
         help="File with the private key, in PEM, if --tls-cert holds none. STILLROOM_TLS_PASSWORD is the password of an encrypted key.",
     )
     tls_client_ca: Path | None = setting(
-        None, help="File with the certificate authority, in PEM, that must have signed each client's certificate."
+        None,
+        help="File with the certificate authority, in PEM, that must have signed each client's certificate.",
+        needs="tls_cert",
     )
     linger_s: float = setting(
         0.5, help="Seconds after SIGTERM in which requests are still accepted, while /readyz answers 503.", at_least=0
@@ -141,38 +142,8 @@ class ServeSettings:
     connections: ConnectionLimits = group(ConnectionLimits, panel="What clients may occupy")
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if self.connections.bodies_bytes < self.limits.body_bytes:
             raise BadInput(
                 f"--bodies-bytes is {self.connections.bodies_bytes:,}; give at least the {self.limits.body_bytes:,} bytes of --body-bytes"
             )
-
-
-def settings_of(given: Mapping[str, Any]) -> ServeSettings:
-    """Settings from the values of a command line, by name. None, and a name that is missing, mean the default."""
-    known = {option.name for option in options_of(ServeSettings)}
-    return make(ServeSettings, {name: value for name, value in given.items() if name in known})
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds every setting to `parser` as an option. `settings_of` checks the values."""
-    for option in options_of(ServeSettings):
-        parser.add_argument(option.flag, help=_help(option), default=None, **_argument(option))
-
-
-def _argument(option: Option) -> dict[str, Any]:
-    if option.kind is bool:
-        return {"action": argparse.BooleanOptionalAction}
-    if option.several:
-        return {"action": "append", "metavar": option.kind.__name__.upper()}
-    return {
-        "type": option.kind,
-        "choices": option.choices or None,
-        "metavar": None if option.choices else option.kind.__name__.upper(),
-    }
-
-
-def _help(option: Option) -> str:
-    # argparse takes a percent sign as the start of a format.
-    shown = f" [{option.default_shown}]" if option.default_shown else ""
-    return (option.help if option.choices else described(option)).replace("%", "%%") + shown

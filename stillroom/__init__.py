@@ -8,22 +8,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-_HOME = {
-    "run": "stillroom.api",
-    "distill": "stillroom.api",
-    "finetune": "stillroom.api",
-    "export": "stillroom.api",
-    "label": "stillroom.api",
-    "select": "stillroom.api",
-    "profile": "stillroom.api",
-    "push": "stillroom.api",
-    "benchmark": "stillroom.commands.benchmark.run",
-    "search": "stillroom.commands.search",
-    "transfer": "stillroom.commands.transfer.run",
-    "evaluate": "stillroom.commands.evaluate.run",
-    "explain": "stillroom.commands.explain.run",
-    "load": "stillroom.api",
-    "capacity": "stillroom.api",
+VERBS = (
+    "run", "distill", "finetune", "export", "label", "select", "profile", "push", "benchmark", "search", "transfer", "evaluate", "explain",
+    "load", "capacity",
+)  # fmt: skip
+_HOME = {name: f"stillroom.verbs.{name}" for name in VERBS} | {
     "Pipeline": "serve.model.pipeline",
     "Generator": "compress.models.generator",
     "Client": "serve.client",

@@ -7,7 +7,7 @@ So answers are those of `stillroom serve`, a crash of the model's runtime is not
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,10 +24,9 @@ from serve.http.auth.access import Access
 from serve.http.auth.api_keys import KEYS_VARIABLE, read_keys
 from serve.http.auth.cors import Origins
 from serve.http.service import Service
-from serve.options import Option, make, options_of, unknown_setting
+from serve.options import Option, Settings, make, options_of, setting, unknown_setting
 from serve.settings import ServeSettings
 from serve.tasks import open_bundle
-from stillroom.settings.ray import RayServing
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -40,6 +39,34 @@ OF_THE_SERVER = {
 } - {"bodies_bytes"} | {"host", "port", "allow_host", "fronts", "access_log", "linger_s", "drain_s"}
 # How much longer than a request may take a stopping replica has.
 LEAVE_S = 15.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayServing(Settings):
+    """What Ray Serve is told of a deployment."""
+
+    bundle: tuple[str, ...] = setting(
+        help="Folder or URL of a bundle; a folder must be at the same path on every machine."
+    )
+    replicas: int = setting(1, help="Replicas; with max_replicas the fewest.", at_least=1)
+    max_replicas: int | None = setting(
+        None, help="Most replicas that Ray Serve's autoscaler starts.", at_least=1, shown="no autoscaling"
+    )
+    target_ongoing_requests: float = setting(
+        8.0, help="Requests under way in a replica, on average, that the autoscaler aims at.", above=0
+    )
+    max_ongoing_requests: int = setting(
+        1000,
+        help="Most requests under way in a replica; others wait at Ray Serve's proxy, where no limit of stillroom holds.",
+        at_least=1,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            raise BadInput(
+                f"max_replicas is {self.max_replicas}, and replicas, the fewest, is {self.replicas}; give at least as many"
+            )
 
 
 def application(given: Mapping[str, Any]) -> "Application":

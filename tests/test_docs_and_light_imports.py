@@ -133,29 +133,13 @@ def test_the_data_that_the_docs_generate_is_there(tmp_path: Path, monkeypatch: p
 
 def test_the_calls_of_verbs_in_the_docs_have_settings_that_exist() -> None:
     import inspect
+    from importlib import import_module
 
-    from compress.settings import Distillation, FineTuning, Labelling
+    import stillroom
     from serve.options import make
-    from stillroom import api
-    from stillroom.commands.evaluate.run import evaluate
-    from stillroom.commands.explain.run import explain
-    from stillroom.inputs.recipe import Recipe
-    from stillroom.settings.evaluate import Evaluation
-    from stillroom.settings.explain import Explaining
-    from stillroom.settings.export import Exporting
-    from stillroom.settings.load import Loading
-    from stillroom.settings.profile import Profiling
 
     verbs = {
-        "run": (api.run, Recipe),
-        "distill": (api.distill, Distillation),
-        "finetune": (api.finetune, FineTuning),
-        "label": (api.label, Labelling),
-        "export": (api.export, Exporting),
-        "evaluate": (evaluate, Evaluation),
-        "explain": (explain, Explaining),
-        "profile": (api.profile, Profiling),
-        "load": (api.load, Loading),
+        name: (getattr(stillroom, name), import_module(f"stillroom.verbs.{name}").VERB.kind) for name in stillroom.VERBS
     }
     seen = set()
     for page, block in fenced("python"):

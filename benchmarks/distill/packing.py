@@ -31,7 +31,7 @@ from compress.models.precision import computing, weights_in
 from compress.models.pretrained import load_encoder, open_model, open_tokenizer
 from compress.models.shapes import shape_of
 from compress.training.stage import StageSettings, step_losses, train_stage
-from stillroom.commands.demo import teacher_folder
+from stillroom.verbs.demo import teacher_folder
 
 TURN = 4_000  # tokens
 

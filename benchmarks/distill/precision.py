@@ -30,7 +30,7 @@ from compress.models.pretrained import load_encoder, open_model, open_tokenizer
 from compress.models.shapes import shape_of
 from compress.runs.hardware import is_faster_in_bf16, same_bits
 from latency.measure.machine import machine_facts
-from stillroom.commands.demo import teacher_folder
+from stillroom.verbs.demo import teacher_folder
 
 CPU = torch.device("cpu")
 LENGTHS, BATCH = (12, 48, 128), 32

@@ -32,8 +32,7 @@ from latency.load.driver import drive
 from latency.load.generator import OUR_TEMPLATE, request_bodies
 from latency.load.http_client import target_of
 from latency.measure.statistics import PAIRS_FOR_INTERVAL, paired_ratio
-from serve.http.service import ENDPOINT_OF
-from serve.tasks import open_bundle
+from serve.tasks import open_bundle, task_of
 
 # autocannon reports latencies in whole milliseconds. It sends the requests of each second at once, at the second's start.
 THEIRS = """
@@ -170,7 +169,7 @@ def main() -> None:
     runs: list[dict[str, Any]] = []
     chance = random.Random(0)
     with serving(given.bundle) as server:
-        url = server + ENDPOINT_OF[open_bundle(given.bundle).manifest.task]
+        url = server + task_of(open_bundle(given.bundle).manifest).endpoint.path
         closed_per_s = ours(url, bodies, None, given.connections, 500, seed=0)["answered_per_s"]  # warms the server too
         for turn in range(given.turns):
             for way, rate in (("fixed rate", given.rate), ("closed loop", None)):

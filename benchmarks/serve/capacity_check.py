@@ -22,7 +22,7 @@ from latency.analysis.service_times import ServiceTimes, service_times
 from latency.measure.machine import machine_facts
 from latency.measure.result_document import ProfileDocument
 from stillroom.commands.capacity import simulated
-from stillroom.settings.capacity import Capacity
+from stillroom.verbs.capacity import Capacity
 
 SHARES = (0.3, 0.5, 0.7, 0.85)
 BOUND_MS = 50.0

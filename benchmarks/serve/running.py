@@ -18,8 +18,7 @@ import psutil
 from latency.load import driver
 from latency.load.driver import Driven
 from latency.load.http_client import target_of
-from serve.http.service import ENDPOINT_OF
-from serve.tasks import open_bundle
+from serve.tasks import open_bundle, task_of
 
 START_S = 180.0
 STOP_S = 60.0
@@ -133,7 +132,7 @@ def stop(process: subprocess.Popen[Any]) -> None:
 
 def endpoint(bundle: Path) -> str:
     """The path of the endpoint for the bundle's task."""
-    return ENDPOINT_OF[open_bundle(bundle).manifest.task]
+    return task_of(open_bundle(bundle).manifest).endpoint.path
 
 
 def text_body(texts: str | list[str], **more: Any) -> bytes:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import shutil
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from compress.data.encoded import IGNORED
 from compress.data.packing import Rows, packed_rows
 from compress.data.sampler import Sampler
 from serve.errors import BadInput
+from serve.files import locked, replacing_folder
 
 # BERT, section 3.1: the share of tokens chosen; of these, the shares that become the mask token or a random token.
 CHOSEN_SHARE, MASKED_SHARE, RANDOM_SHARE = 0.15, 0.8, 0.1
@@ -196,26 +196,15 @@ def tokenised(
     Raises:
         BadInput: `folder` holds other files; and what reading `texts` raises.
     """
-    import fcntl
-
     made_of = hashlib.sha256(f"{FORMAT} {fingerprint} {_cutting(tokenizer, longest).to_str()}".encode()).hexdigest()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_name(folder.name + ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(folder.with_name(folder.name + ".lock")):
         if folder.exists() and not (folder / DESCRIPTION).is_file():
             raise BadInput(f"{folder} exists and holds no tokenised text; nothing was written. Give another folder.")
         if folder.exists() and json.loads((folder / DESCRIPTION).read_text())["mark"] == made_of:
             return CorpusFile(folder)
-        beside = folder.with_name(folder.name + ".partial")
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir()
-        _write(texts, tokenizer, longest, beside, made_of)
-        old = folder.with_name(folder.name + ".old")
-        shutil.rmtree(old, ignore_errors=True)  # left by a kill during the next lines
-        if folder.exists():
-            folder.replace(old)
-        beside.replace(folder)
-        shutil.rmtree(old, ignore_errors=True)
+        with replacing_folder(folder, alone=True) as beside:
+            _write(texts, tokenizer, longest, beside, made_of)
         return CorpusFile(folder)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from compress.data.task import Task
 from serve.errors import BadInput
 from serve.text.entity_markers import MARKERS, has_markers, marked
+from serve.wording import counted
 
 # A task that is trained and scored, and not served; its rows are `compress.data.text_pairs`.
 GENERATION = "text2text-generation"
@@ -160,8 +161,8 @@ def check_kind(
     bare = [example for example in examples if not has_markers(example.text_read)] if markers else []
     if bare:
         raise BadInput(
-            f"{model} finds the relation of two parts of a text, but {len(bare)} of {len(examples)} "
-            f"{'row' if len(examples) == 1 else 'rows'} {'does' if len(bare) == 1 else 'do'} not mark these parts; the first is "
+            f"{model} finds the relation of two parts of a text, but {len(bare)} of "
+            f"{counted(len(examples), 'row')} {'does' if len(bare) == 1 else 'do'} not mark these parts; the first is "
             f"{bare[0].text[:80]!r}. Give each row `head` and `tail`, or the markers {', '.join(MARKERS)} in its text."
         )
 

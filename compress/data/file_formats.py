@@ -21,10 +21,11 @@ from compress.data.row_faults import Fault, UnreadableFrom, note
 from compress.data.tables import SEPARATORS, TableRow, swallows, table_rows
 from compress.data.task import Task
 from serve.errors import BadInput
+from serve.files import MOST_ARRAY_BYTES
+from serve.wording import counted
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".conll")
 MOST_LINE_BYTES = 8 * MOST_CHARACTERS  # a character of JSON may take six bytes: \u00e9
-MOST_ARRAY_BYTES = 2**30  # 1 GiB; a JSON array is held whole, as it cannot be read line by line
 TOO_LONG = f"is longer than {MOST_CHARACTERS:,} characters, the most that are allowed; split it"
 BLANK = re.compile(r"[ \t\r\n]*")
 SAME = {".ndjson": ".jsonl", ".jsonlines": ".jsonl", ".bio": ".conll", ".iob": ".conll", ".iob2": ".conll"}
@@ -285,7 +286,7 @@ def _opened_text(path: Path) -> Iterator[Iterator[str]]:
 
 
 def _wrong_width(cells: Sequence[str], header: Sequence[str]) -> str:
-    fields = "1 field" if len(cells) == 1 else f"{len(cells)} fields"
+    fields = counted(len(cells), "field")
     quote = "; quote texts that hold the separator" if len(cells) > len(header) else ""
     return f"has {fields}, but the header has {len(header)}{quote}"
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from compress.data.examples import SPLITS, Example, Splits, classes_of
 from compress.data.task import Task
+from serve.wording import counted
 
 RARE = 3  # a label with fewer examples in train is rare, if most examples have a label with `MANY`
 MANY = 10 * RARE
@@ -168,8 +169,3 @@ def _rare(train: Counter[str]) -> list[str]:
         near = difflib.get_close_matches(label, frequent, 1, ALIKE)
         rare.append(f"{label} ({train[label]}{f'; {near[0]} misspelt?' if near else ''})")
     return [f"Train has fewer than {RARE} examples of some labels, too few to learn: {some(rare)}."] if rare else []
-
-
-def counted(count: int, one: str, several: str) -> str:
-    """The count with the form that fits it: `1 text is`, `2 texts are`."""
-    return f"{count} {one if count == 1 else several}"

@@ -12,6 +12,7 @@ from compress.data.rows import example_of
 from compress.data.tags import TagRows, names_of, scheme_faults, with_names
 from compress.data.task import Task
 from serve.errors import BadInput
+from serve.wording import counted, one_of
 
 # The field in which Prodigy writes what a person said of a row, and the words for one that is no gold.
 VERDICT, REJECTED = "answer", ("reject", "ignore")
@@ -56,8 +57,8 @@ class LabelledFile:
         """What was left out of the file, one sentence each."""
         if not self.rejected:
             return []
-        rows = "1 row of {} was" if self.rejected == 1 else f"{self.rejected} rows of {{}} were"
-        return [f"{rows.format(self.file)} left out: `{VERDICT}` is {' or '.join(REJECTED)} there."]
+        rows = counted(self.rejected, f"row of {self.file} was", f"rows of {self.file} were")
+        return [f"{rows} left out: `{VERDICT}` is {' or '.join(REJECTED)} there."]
 
 
 def read_examples(
@@ -96,7 +97,7 @@ def check_there(path: Path) -> None:
         BadInput: it is a folder, or does not exist.
     """
     if not path.is_file():
-        raise BadInput(f"{path} is not a file. Give a file that ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}.")
+        raise BadInput(f"{path} is not a file. Give a file that ends in {one_of(SUFFIXES)}.")
 
 
 def read_file(path: Path, task: Task, columns: Columns) -> LabelledFile:
@@ -119,7 +120,7 @@ def _read_into(reader: LabelledFile, path: Path) -> None:
             reader.add(row, line)
     else:
         ends = f"ends in {suffix}" if suffix else "has no suffix"
-        raise BadInput(f"{path} {ends}. Give labelled examples as {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}.")
+        raise BadInput(f"{path} {ends}. Give labelled examples as {one_of(SUFFIXES)}.")
 
 
 def read_names(readers: Sequence[LabelledFile]) -> None:
@@ -148,6 +149,6 @@ def _mixed(readers: Sequence[LabelledFile], has: Callable[[Example], bool], so: 
     fewer = len(places[True]) < len(places[False])
     words = (so, otherwise) if fewer else (otherwise, so)
     others = len(places[not fewer])
-    rows = "1 other row" if others == 1 else f"{others} other rows"
+    rows = counted(others, "other row")
     reason = f"{words[0]}, but in {rows} {words[1]}; give all rows of all splits the same kind"
     return [Fault(*place, reason) for place in places[fewer]] if all(places.values()) else []

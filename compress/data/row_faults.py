@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from serve.errors import BadInput
+from serve.wording import counted
 
 SHOWN_FAULTS = 20
 SHOWN_LINES = 5  # per fault
@@ -35,8 +36,11 @@ class BadRows(BadInput):
         shown = [f"  {_line_of(each)}" for each in several[:SHOWN_FAULTS]]
         if len(several) > SHOWN_FAULTS:
             shown.append(f"  ... and {sum(map(len, several[SHOWN_FAULTS:]))} more")
-        count, these = ("1 fault", "it") if len(faults) == 1 else (f"{len(faults)} faults", "them")
-        super().__init__(f"The data has {count}; nothing was done. Correct {these} and run again:\n" + "\n".join(shown))
+        these = "it" if len(faults) == 1 else "them"
+        super().__init__(
+            f"The data has {counted(len(faults), 'fault')}; nothing was done. Correct {these} and run again:\n"
+            + "\n".join(shown)
+        )
 
 
 def _line_of(alike: Sequence[Fault]) -> str:

@@ -16,6 +16,7 @@ from compress.data.fields import checked, label_of
 from compress.data.row_faults import Fault
 from serve.text.labels import OUTSIDE, PREFIXED, are_names, split_tag, with_prefixes
 from serve.text.spans import tag_runs
+from serve.wording import counted
 
 NO_LABEL = re.compile(r"[BIESLU]-")
 # A prefix in another case, with another separator, or behind the label.
@@ -251,7 +252,7 @@ def _fewer(
 
 
 def _rows(count: int) -> str:
-    return "1 other row" if count == 1 else f"{count} other rows"
+    return counted(count, "other row")
 
 
 def _without_prefix(row: RowTags, others: int) -> str:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from compress.data.encoded import Encoded
 from compress.data.examples import Example
-from compress.data.label_checks import counted
 from serve.text.questions import MOST_ANSWER_TOKENS
 from serve.text.spans import words
+from serve.wording import counted
 
 
 def text_warnings(encoded: Encoded, examples: Sequence[Example], max_length: int, where: str) -> list[str]:
@@ -14,7 +14,7 @@ def text_warnings(encoded: Encoded, examples: Sequence[Example], max_length: int
     found: list[str] = []
     if encoded.truncated:
         found.append(
-            f"{encoded.truncated} of {counted(len(encoded), 'text', 'texts')} in {where} {'is' if encoded.truncated == 1 else 'are'} "
+            f"{encoded.truncated} of {counted(len(encoded), 'text')} in {where} {'is' if encoded.truncated == 1 else 'are'} "
             f"longer than {max_length} tokens: training and scoring ignore the rest."
         )
     return found + encoded.task.text_warnings(encoded, examples, where)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from compress.data.encoded import Encoded
-from compress.evaluation.logits import softmax
+from serve.text.answers import softmax
 from serve.text.spans import Span, decode_spans, words
 
 
@@ -50,5 +50,5 @@ def scored_spans(encoded: Encoded, logits: Sequence[np.ndarray]) -> Iterator[lis
     """The spans of each text with their scores, as serving finds them, from each text's `logits` (rows, labels)."""
     for text, encoding, starts, rows in zip(encoded.texts, encoded.encodings, encoded.rows, logits, strict=True):
         full = np.zeros((len(encoding.ids), len(encoded.labels)), dtype=np.float32)
-        full[starts] = softmax(rows)
+        full[starts] = softmax(rows, rows.dtype)
         yield decode_spans(words(text, encoding.offsets, encoding.word_ids), full, encoded.labels)

@@ -7,13 +7,6 @@ import numpy as np
 from compress.evaluation.numbers import distinguishable
 
 
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Row-wise softmax of `(rows, labels)`."""
-    raised = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    result: np.ndarray = raised / raised.sum(axis=-1, keepdims=True)
-    return result
-
-
 def distance(expected: np.ndarray, actual: np.ndarray, *, multi_label: bool) -> tuple[float, float]:
     """Mean divergence in nats, and the share of rows whose answer differs; logits (rows, labels).
 

@@ -4,14 +4,11 @@ Several texts are asked at once. What fails in passing is asked again with growi
 all. An answer that cannot be used is sent back once with what is wrong.
 """
 
-import email.utils
 import queue
-import random
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from compress.data.examples import Example
@@ -19,11 +16,12 @@ from compress.data.task import Task
 from compress.labelling.journal import ERROR, TOKENS
 from compress.labelling.prompts import answer_of, user_prompt
 from serve.errors import BadInput
+from serve.retry import drawn_pause_s, retry_after_s
 
 if TYPE_CHECKING:
     import httpx
 
-# Pauses before a request is sent again, where the endpoint names none: drawn from 0 to a bound that doubles up to the longest.
+# Pauses before a request is sent again, where the endpoint names none.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
 LONGEST_ASKED_S = 600.0  # of what an endpoint asks to wait
 OF_THE_TEXT = (400, 403, 413, 422)  # such as a text that is too long, or flagged
@@ -225,7 +223,7 @@ class _Talk:
         why, cut = "", False
         for number in range(self.endpoint.retries + 1):
             if number:
-                self.pace.sleep(random.uniform(0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (number - 1))))
+                self.pace.sleep(drawn_pause_s(number - 1, FIRST_PAUSE_S, LONGEST_PAUSE_S))
             self.pace.wait()
             if self.stop.is_set():
                 raise _Fatal("stopped")
@@ -242,7 +240,7 @@ class _Talk:
             cut = False
             if response.status_code in AGAIN:
                 why = _status(response)
-                self.pace.hold(_asked_to_wait_s(response))
+                self.pace.hold(min(LONGEST_ASKED_S, retry_after_s(response.headers.get("Retry-After")) or 0.0))
                 continue
             if response.status_code != 200:
                 raise (_Refused if response.status_code in OF_THE_TEXT else _Fatal)(_status(response))
@@ -270,15 +268,3 @@ def _content(document: dict[str, Any], spent: list[int]) -> str:
 
 def _status(response: "httpx.Response") -> str:
     return f"status {response.status_code}: {' '.join(response.text.split())[:SHOWN_CHARACTERS]}"
-
-
-def _asked_to_wait_s(response: "httpx.Response") -> float:
-    """The seconds of `Retry-After`, which may also be a date; 0 without one."""
-    value = response.headers.get("retry-after", "").strip()
-    if value.replace(".", "", 1).isdigit():
-        return min(LONGEST_ASKED_S, float(value))
-    try:
-        at = email.utils.parsedate_to_datetime(value)
-    except (TypeError, ValueError):
-        return 0.0
-    return min(LONGEST_ASKED_S, max(0.0, (at - datetime.now(UTC)).total_seconds()))

@@ -5,9 +5,7 @@ what gives the answers; a call with another lineage begins anew. When every text
 texts, in one step.
 """
 
-import fcntl
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -15,8 +13,8 @@ from typing import Any
 
 from compress.data.examples import Example
 from serve.bundle.manifest import canonical_json
-from serve.bundle.replaced_files import replacing
-from serve.errors import BadInput, no_room
+from serve.errors import BadInput
+from serve.files import disk_errors_reported, lock_at, replacing
 
 ERROR, TOKENS = "error", "paid_tokens"
 """Fields of a row: why it has no answer, and the tokens of the prompt and of the completion that were paid for it."""
@@ -58,20 +56,15 @@ class Journal:
                 f"--out {self.out} exists, and holds other answers than these. Remove it, or give another file."
             )
         self._file = self.part.open("a+b")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not lock_at(self.part, self._file.fileno()):
             self._file.close()
-            raise BadInput(
-                f"Another `label` is writing {self.part}. Wait until it ends, or give another --out."
-            ) from None
+            raise BadInput(f"Another `label` is writing {self.part}. Wait until it ends, or give another --out.")
         if before == self.lineage:
             self._take_up()
         else:
             self._file.truncate(0)
-            beside = self.lineage_file.with_name(f"{self.lineage_file.name}.partial")
-            beside.write_bytes(canonical_json(self.lineage))
-            os.replace(beside, self.lineage_file)
+            with replacing(self.lineage_file) as beside:
+                beside.write_bytes(canonical_json(self.lineage))
         return self
 
     def __exit__(
@@ -107,7 +100,9 @@ class Journal:
             ).encode()
             self.rows[index] = row
             lines.append(str(index).encode() + b"\t" + row + b"\n")
-        self._write(b"".join(lines))
+        with disk_errors_reported(self.part):
+            self._file.write(b"".join(lines))
+            self._file.flush()
 
     def finish(self) -> dict[str, int]:
         """Write the rows to OUT in the order of the texts; how many have no answer, and the tokens that were paid."""
@@ -141,17 +136,6 @@ class Journal:
         """Take a row that has an answer; a text with an error is asked about again."""
         if ERROR not in json.loads(row):
             self.rows[index] = row
-
-    def _write(self, lines: bytes) -> None:
-        try:
-            self._file.write(lines)
-            self._file.flush()
-        except OSError as error:
-            if no_room(error):
-                raise BadInput(
-                    f"{self.part} could not be written: {error.strerror}. Make room, and give the same command again to resume."
-                ) from error
-            raise
 
 
 def _read(lineage_file: Path) -> Any:

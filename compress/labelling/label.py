@@ -28,6 +28,8 @@ from compress.settings import TASKS, Labelling
 from compress.tasks import LABELLED, task_named
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
+from serve.options import rule_faults
+from serve.wording import one_of
 
 if TYPE_CHECKING:
     from compress.models.answering import AnsweringModel
@@ -147,11 +149,11 @@ def _opened(settings: Labelling) -> _Teacher:
     if len(given) != 1:
         raise BadInput("Give one of --with, --with-command and --with-url: what answers.")
     if settings.checkpoint:
-        if settings.task or settings.label:
-            raise BadInput("--task and --label are those of the model's head; leave them out.")
+        if faults := rule_faults(settings):
+            raise BadInput(" ".join(faults))
         return _opened_model(settings)
     if not settings.task:
-        raise BadInput(f"--task is needed: what is answered, {', '.join(TASKS[:-1])} or {TASKS[-1]}.")
+        raise BadInput(f"--task is needed: what is answered, {one_of(TASKS)}.")
     task = task_named(settings.task, multi_label=settings.multi_label)
     if task.has_contexts:
         raise BadInput(

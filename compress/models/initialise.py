@@ -21,6 +21,7 @@ from compress.models.pretrained import (
 from compress.models.shapes import Shape
 from compress.models.tokenizer_files import PROBE
 from serve.errors import BadInput
+from serve.wording import one_of
 
 SHOWN_TOKENS = 3
 
@@ -50,7 +51,7 @@ def starting_layers(name: str, teacher_layers: int, student_layers: int, *, map_
     ((1, 3, 5, 7, 9, 11), (3, 6, 9, 12))
     """
     if name not in STARTS:
-        raise BadInput(f"--start {name} is not known. Give {', '.join(STARTS[:-1])} or {STARTS[-1]}.")
+        raise BadInput(f"--start {name} is not known. Give {one_of(STARTS)}.")
     needed = 2 * student_layers - 1 if name == "alternate" else student_layers
     if teacher_layers < needed:
         raise BadInput(

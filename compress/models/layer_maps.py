@@ -1,6 +1,7 @@
 """Maps from each student layer to the teacher layers that it learns from. Layers are numbered from 1."""
 
 from serve.errors import BadInput
+from serve.wording import one_of
 
 LAYER_MAPS = ("single", "last", "uniform", "uniform-consecutive", "uniform+last", "spread")
 
@@ -20,7 +21,7 @@ def layer_map(name: str, teacher_layers: int, student_layers: int) -> dict[int, 
     ((3, 4), {1: (2, 4), 2: (4, 5), 3: (6,)})
     """
     if name not in LAYER_MAPS:
-        raise BadInput(f"--layer-map {name} is not known. Give {', '.join(LAYER_MAPS[:-1])} or {LAYER_MAPS[-1]}.")
+        raise BadInput(f"--layer-map {name} is not known. Give {one_of(LAYER_MAPS)}.")
     if student_layers > teacher_layers:
         raise BadInput(
             f"A layer map needs a student no deeper than its teacher; the student has {student_layers} layers and the teacher "

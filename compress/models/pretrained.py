@@ -34,6 +34,7 @@ from serve.errors import BadInput, BundleError
 from serve.text.entity_markers import MARKERS
 from serve.text.labels import MULTI_LABEL, REGRESSION
 from serve.text.tokenizer import load_tokenizer
+from serve.wording import counted, one_of
 
 WEIGHTS = "model.safetensors"
 LONGEST_TEXT = 512  # tokens, as the papers' teachers were trained on
@@ -104,7 +105,7 @@ def open_model(
         raise BadInput(f"{role} {name} is a decoder (is_decoder is true in {CONFIG}); give an encoder.")
     if not any((folder / file).is_file() for file in TOKENIZER_FILES):
         raise BadInput(
-            f"{role} {name} has no tokenizer; {', '.join(TOKENIZER_FILES[:-1])} or {TOKENIZER_FILES[-1]} is needed. "
+            f"{role} {name} has no tokenizer; {one_of(TOKENIZER_FILES)} is needed. "
             "Save its tokenizer into the folder: AutoTokenizer.from_pretrained(...).save_pretrained(folder)."
         )
     check_weights(folder, config, f"{role} {name}")
@@ -267,7 +268,7 @@ def check_weights(folder: Path, config: Any, named: str) -> None:
     if strange:
         key, count = strange[0]
         more = f"; {len(strange) - 1} more of its weights have such values" if len(strange) > 1 else ""
-        values = "1 value that is" if count == 1 else f"{count:,} values that are"
+        values = counted(count, "value that is", "values that are")
         raise BadInput(
             f"{named}: its weight {key} has {values} not finite (NaN or infinite){more}. "
             "Give a checkpoint from before its training failed, or copy the folder again."

@@ -4,11 +4,11 @@ import dataclasses
 
 from compress.data.encoded import Encoded
 from compress.data.examples import Example, Splits
-from compress.data.label_checks import counted
 from compress.data.teacher_labels import Held, TeacherLabels
 from compress.evaluation.metrics import Score
 from compress.runs.task_inputs import Answered, TaskInputs
 from serve.errors import BadInput
+from serve.wording import counted
 
 ENOUGH_TEXTS = (
     30  # of validation with an answer, or all of them, for a score no better than chance to be a fault of the teacher
@@ -114,16 +114,14 @@ def _lines(
     train, extra = len(inputs.splits.train), len(inputs.further)
     of = teacher.name if teacher.asked[0] else "--teacher-labels"
     lines = [
-        f"{of} has answers to {of_train:,} of {counted(train, 'text', 'texts')} of train, and to "
-        f"{counted(extra, 'text', 'texts')} that the data lacks."
+        f"{of} has answers to {of_train:,} of {counted(train, 'text')} of train, and to "
+        f"{counted(extra, 'text')} that the data lacks."
     ]
     if of_train < train:
-        lines.append(
-            f"{counted(train - of_train, 'text', 'texts')} of train without an answer keep their labels alone."
-        )
+        lines.append(f"{counted(train - of_train, 'text')} of train without an answer keep their labels alone.")
     if extra < others:
         lines.append(
-            f"{counted(others - extra, 'text', 'texts')} that the data lacks are left out: the answers do not reach to their last word."
+            f"{counted(others - extra, 'text')} that the data lacks are left out: the answers do not reach to their last word."
         )
     if on_validation is not None:
         lines.append(f"The answers to {of_validation:,} texts of validation: {inputs.metric} {on_validation}.")

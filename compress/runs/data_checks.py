@@ -5,12 +5,13 @@ from collections import Counter
 from tokenizers import Tokenizer
 
 from compress.data.examples import Splits, check_kind
-from compress.data.label_checks import counted, label_warnings, some
+from compress.data.label_checks import label_warnings, some
 from compress.data.task import Task
 from compress.data.text_checks import text_warnings
 from compress.models.pretrained import Opened, check_labels, with_markers
 from compress.models.shapes import Shape
 from serve.errors import BadInput
+from serve.wording import counted
 
 
 def keeps_head(start: Opened, splits: Splits, task: Task, shape: Shape | None) -> bool:

@@ -47,6 +47,7 @@ from compress.training.teacher_cache import check_cache, identity_of
 from compress.training.trackers import check_trackers
 from serve.errors import BadInput
 from serve.options import make
+from serve.wording import one_of
 
 BATCH, TOKENS = 32, 128  # defaults if neither a setting nor a schedule gives a value
 
@@ -141,7 +142,7 @@ def _checked(teacher: str, corpus: Sequence[Path], out: Path, settings: Distilla
     if s.schedule:
         preset_of(s.schedule, "distillation")
     if s.start == "layer-map" and not s.layer_map:
-        raise BadInput(f"--start layer-map needs --layer-map. Give {', '.join(LAYER_MAPS[:-1])} or {LAYER_MAPS[-1]}.")
+        raise BadInput(f"--start layer-map needs --layer-map. Give {one_of(LAYER_MAPS)}.")
     choices = {name: getattr(s, name) for name in USED_BY}
     chain = method_chain(
         "@".join((s.method, *s.assistants)), shape, opened.config, start=s.start, pack=s.pack,

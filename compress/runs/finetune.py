@@ -12,6 +12,7 @@ from compress import distributed
 from compress.data.examples import GENERATION
 from compress.data.label_checks import some
 from compress.data.teacher_labels import TeacherLabels
+from compress.input_errors import Faults
 from compress.models.initialise import check_same_tokens, shape_in
 from compress.models.pretrained import load, open_model
 from compress.progress import Notify, message, silent
@@ -28,7 +29,7 @@ from compress.runs.task_inputs import Answered, TaskInputs, steps_of
 from compress.runs.understood import understood, understood_lines
 from compress.settings import LEAST_TUNING_STEPS, WHERE_DATA_IS, FineTuning, TaskSettings, filled_in
 from serve.errors import BadInput
-from serve.options import make
+from serve.options import make, rule_faults
 
 
 def _resolved(settings: FineTuning) -> FineTuning:
@@ -37,18 +38,9 @@ def _resolved(settings: FineTuning) -> FineTuning:
     Raises:
         BadInput: an unknown schedule, a number out of its range, settings that need a teacher without one, or two teachers.
     """
-    for flag, value, meaning in (
-        ("--unlabelled", settings.unlabelled, "names text that a teacher labels"),
-        ("--temperature", settings.temperature, "applies to a teacher's soft labels"),
-        ("--soft-weight", settings.soft_weight, "applies to a teacher's soft labels"),
-    ):
-        if value not in (None, ()) and not settings.teacher and (flag == "--unlabelled" or not settings.teacher_labels):
-            raise BadInput(f"{flag} {meaning}, but --teacher is not given. Give --teacher, or leave {flag} out.")
-    if settings.teacher and settings.teacher_labels:
-        raise BadInput(
-            f"--teacher {settings.teacher} and --teacher-labels {settings.teacher_labels[0]} are both given, and one teacher is "
-            "learned from. Leave one of them out."
-        )
+    faults = Faults()
+    faults.messages += rule_faults(settings)
+    faults.raise_if_any()
     return filled_in(settings)
 
 

@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 from compress.data.columns import Columns
 from compress.data.examples import Example, Splits, are_relations, is_multi_label
-from compress.data.label_checks import counted, some
+from compress.data.label_checks import some
 from compress.data.labelled_files import read_examples
 from compress.data.task import Task
 from serve.errors import BadInput
+from serve.wording import counted
 
 
 class FurtherTexts(NamedTuple):

@@ -13,6 +13,7 @@ from compress.models.pretrained import Opened
 from compress.models.sentence_pooling import pooling_in
 from compress.models.shapes import ACTIVATIONS, BY_RULE, USUAL_STUDENT, Shape, assistants_of, shape_of
 from serve.errors import BadInput
+from serve.wording import one_of
 
 LEAST_TEXTS = 3  # of a batch whose texts are compared with each other
 # Methods without a stage before training on the task.
@@ -268,7 +269,7 @@ def check_method_name(method: str) -> str:
         again = " Give --method again for each." if "," in name else ""
         near = [] if again else difflib.get_close_matches(name, METHODS, n=1)
         meant = f" Did you mean {near[0]}?" if near else ""
-        names = f"{', '.join([*METHODS][:-1])} or {[*METHODS][-1]}"
+        names = one_of(METHODS)
         raise BadInput(f"--method {name} is not known.{meant} Give {names}.{again}")
     for shape in between:
         if shape != BY_RULE:

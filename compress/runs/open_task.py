@@ -8,7 +8,6 @@ from pathlib import Path
 
 from compress.data.columns import Columns, columns_of
 from compress.data.examples import Example, Splits
-from compress.data.label_checks import counted
 from compress.data.out_of_scope import refuse_in_scope, set_apart
 from compress.data.splits import read_splits
 from compress.data.task import Task
@@ -37,6 +36,7 @@ from compress.tasks import task_named
 from compress.training.trackers import check_trackers
 from serve.errors import BadInput
 from serve.text.entity_markers import MARKERS, has_markers
+from serve.wording import counted
 
 # Most float32 copies of the teacher's weights that a run keeps: checkpoints with two moments each, stages, graphs.
 DISK_COPIES = 12
@@ -219,9 +219,7 @@ def check_folds(settings: TaskSettings, chain: Chain, splits: Splits, *, teacher
     if not folds:
         return
     if folds == 1 or folds > len(splits.train):
-        raise BadInput(
-            f"--folds is {folds}, and train has {counted(len(splits.train), 'text', 'texts')}. Give 2 or a few more."
-        )
+        raise BadInput(f"--folds is {folds}, and train has {counted(len(splits.train), 'text')}. Give 2 or a few more.")
     if not asks_soft_labels(settings, chain):
         raise BadInput(f"--folds has no effect on --method {chain.method}, which learns no soft labels. Leave it out.")
     if teacher_has_head:
@@ -240,7 +238,7 @@ def check_marked(unlabelled: Sequence[str]) -> None:
     bare = [text for text in unlabelled if not has_markers(text)]
     if bare:
         raise BadInput(
-            f"{len(bare)} of {counted(len(unlabelled), 'text', 'texts')} of --unlabelled {'lacks' if len(bare) == 1 else 'lack'} the "
+            f"{len(bare)} of {counted(len(unlabelled), 'text')} of --unlabelled {'lacks' if len(bare) == 1 else 'lack'} the "
             f"markers {', '.join(MARKERS)} around head and tail, which relations need; the first is {bare[0][:80]!r}. Add the markers."
         )
 

@@ -7,7 +7,6 @@ folders, whose results are discarded, and end after the last stage. Before a sta
 stage before it; no node reads the main process's disk.
 """
 
-import fcntl
 import json
 import os
 import shutil
@@ -22,6 +21,8 @@ from compress import distributed
 from compress.progress import Notify, message, silent
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
+from serve.files import disk_errors_reported, lock_at, replacing
+from serve.wording import counted
 
 STATE = "stage.json"
 # Written by `compress.training.loop` and `compress.training.trackers`; kept when the training's checkpoints are removed.
@@ -99,7 +100,7 @@ class Workdir:
         Raises:
             BadInput: the disk is full, or the finished folder is damaged.
         """
-        from compress.training.checkpoint import full_disk_reported, progress_in
+        from compress.training.checkpoint import progress_in
 
         done, partial = self.root / name, self.root / f"{name}.partial"
         if not distributed.main():
@@ -127,7 +128,7 @@ class Workdir:
         before = float(_read_state(partial)["seconds"])
         started = time.monotonic()
         try:
-            with full_disk_reported(partial):
+            with disk_errors_reported(partial):
                 make(partial)
         finally:
             self.seconds[name] = before + time.monotonic() - started
@@ -263,7 +264,7 @@ class Workdir:
         if kept and kept.get("of") != made_of:  # of a run with other settings, none of whose stages is used
             begun, kept = [], {}
         before = int(kept.get("processes") or (1 if begun else here))
-        first = f"This run began with {before} {'process' if before == 1 else 'processes'} and goes on with {here}: "
+        first = f"This run began with {counted(before, 'process', 'processes')} and goes on with {here}: "
         if before > here:
             message(
                 self.notify,
@@ -301,12 +302,9 @@ class Workdir:
         with ExitStack() as stack:
             try:
                 file = stack.enter_context((self.root / LOCK).open("w"))
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The run that held the lock may have removed the file since it was opened.
-                held = os.path.samestat(os.fstat(file.fileno()), (self.root / LOCK).stat())
-            except (BlockingIOError, FileNotFoundError):
-                held = False
-            if not held:
+            except FileNotFoundError:  # the run that held it has just removed the folder
+                file = None
+            if not (file and lock_at(self.root / LOCK, file.fileno())):
                 raise BadInput(f"Another run uses {self.root}. Wait until it ends, or give another --out.")
             (self.root / OURS).touch()
             yield
@@ -356,9 +354,8 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _write_json(file: Path, content: dict[str, object]) -> None:
-    beside = file.with_name(file.name + ".partial")
-    beside.write_bytes(canonical_json(content))
-    os.replace(beside, file)
+    with replacing(file, alone=True) as beside:
+        beside.write_bytes(canonical_json(content))
 
 
 def _stages_in(root: Path) -> list[str]:

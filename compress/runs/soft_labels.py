@@ -15,7 +15,6 @@ from compress.data.encoded import Encoded
 from compress.data.examples import Example, number_of
 from compress.data.task import Task
 from compress.data.teacher_labels import word_logits
-from compress.evaluation.logits import softmax
 from compress.evaluation.predictions import shared_row_logits
 from compress.models.pretrained import load, open_model
 from compress.progress import advancing, message
@@ -24,6 +23,7 @@ from compress.runs.resumable_stages import TRAINING
 from compress.runs.task_inputs import TaskInputs
 from compress.training.checkpoint import write_safetensors
 from serve.bundle.manifest import canonical_json
+from serve.text.answers import sigmoid, softmax
 from serve.text.labels import with_prefixes
 from serve.text.spans import words
 
@@ -122,7 +122,7 @@ def confidence(logits: Sequence[np.ndarray], *, multi_label: bool) -> float:
     """The mean probability of the likeliest answer, from each text's logits (rows, labels); 0.5 to 1 with `multi_label`."""
     rows = np.concatenate(logits).astype(np.float64)
     # For a label that applies or not, the likelier answer has the probability sigmoid(|x|).
-    likeliest = 1 / (1 + np.exp(-np.abs(rows))) if multi_label else softmax(rows).max(axis=-1)
+    likeliest = sigmoid(np.abs(rows)) if multi_label else softmax(rows, rows.dtype).max(axis=-1)
     return round(float(likeliest.mean()), 4)
 
 
@@ -179,7 +179,7 @@ def _carried(theirs: Encoded, ours: Encoded, index: int, logits: np.ndarray) -> 
     tags = with_prefixes(theirs.labels)
     answers = [
         WordAnswer(start, end, added_up(zip(tags, row.tolist(), strict=True)))
-        for (start, end), row in zip(given, softmax(logits.astype(np.float64)), strict=True)
+        for (start, end), row in zip(given, softmax(logits, logits.dtype), strict=True)
     ]
     carried = carry_words(places, answers)
     assert carried is not None  # trimmed tokens are smaller, so they do not reach further into a text

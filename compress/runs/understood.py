@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from compress.data.examples import SPLITS
+from serve.wording import counted
 
 if TYPE_CHECKING:
     from compress.runs.task_inputs import TaskInputs
@@ -114,4 +115,4 @@ def _head_line(head: Mapping[str, Any], labels: int) -> str:
 
 
 def _labels(count: int) -> str:
-    return "1 label" if count == 1 else f"{count} labels"
+    return counted(count, "label")

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from compress.data.examples import Example
-from compress.evaluation.logits import softmax
 from compress.evaluation.predictions import row_logits
 from compress.models.answering import AnsweringModel
+from serve.text.answers import softmax
 
 
 def margins(
@@ -25,7 +25,7 @@ def margins(
         return np.array([np.abs(2 / (1 + np.exp(-rows[0])) - 1).min() for rows in logits], dtype=np.float32)
     found = []
     for rows in logits:
-        first_two = np.sort(softmax(rows.astype(np.float64)), axis=1)[:, -2:]
+        first_two = np.sort(softmax(rows, rows.dtype), axis=1)[:, -2:]
         # A text without words has nothing to be unsure of.
         found.append((first_two[:, -1] - first_two[:, 0]).mean() if len(rows) else 1.0)
     return np.array(found, dtype=np.float32)

@@ -1,7 +1,6 @@
 """`select`: from a bank of unlabelled texts, those like the labelled ones, and of these the ones that a model is least sure of."""
 
 import json
-import os
 import unicodedata
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -28,6 +27,8 @@ from compress.settings import Selecting
 from compress.tasks import LABELLED, task_named
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
+from serve.files import replacing
+from serve.options import rule_faults
 
 if TYPE_CHECKING:
     from compress.models.answering import AnsweringModel
@@ -61,6 +62,7 @@ def select(settings: Selecting, notify: Notify = silent) -> dict[str, Any]:
         for path in settings.bank:
             bank += faults.check(partial(_bank, path, task, columns, pairs=splits.pairs)) or []
     encoder = faults.check(lambda: _encoder(settings))
+    faults.messages += rule_faults(settings)
     model = faults.check(lambda: _model(settings, splits))
     faults.check(lambda: _check_out(out))
     faults.raise_if_any()
@@ -102,9 +104,8 @@ def select(settings: Selecting, notify: Notify = silent) -> dict[str, Any]:
     rows = [_row(usable[place], cosine, splits.train[query]) for place, query, cosine in (found[i] for i in kept)]
     if model:
         rows = _least_sure(answering.on_device(model, device), texts, rows, settings.uncertain, notify)
-    part = out.with_name(f"{out.name}.part")
-    part.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    os.replace(part, out)
+    with replacing(out) as beside:
+        beside.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     return {
         "out": str(out), "texts": len(rows), "bank": len(bank), "in_data": in_data, "repeated": repeated,
         "near_duplicates": len(found) - len(kept), "least_similar": min(row["similarity"] for row in rows),
@@ -127,11 +128,7 @@ def _encoder(settings: Selecting) -> "SentenceEncoder":
 
 
 def _model(settings: Selecting, splits: Splits | None) -> "AnsweringModel | None":
-    """The model of --with. BadInput if it and --uncertain do not go together, or it does not answer what the data asks."""
-    if settings.uncertain and not settings.checkpoint:
-        raise BadInput("--uncertain needs --with: the fine-tuned model that is more or less sure of its answers.")
-    if settings.checkpoint and not settings.uncertain:
-        raise BadInput("--with needs --uncertain: the number of texts to keep.")
+    """The model of --with. BadInput if it does not answer what the data asks."""
     if not settings.checkpoint:
         return None
     model = answering.open_answering(

@@ -16,12 +16,13 @@ from compress.data.label_checks import spelling_warnings
 from compress.data.rows import check_labelled, labels_of, unlabelled_example
 from compress.data.task import Task
 from compress.data.teacher_labels import LEAST, class_logits
-from compress.evaluation.logits import distance, softmax
+from compress.evaluation.logits import distance
 from compress.evaluation.metrics import ACCURACY, MICRO_F1, Metric, Prediction
 from compress.models.heads import CLASSES
 from compress.tasks.labels import certain, name_faults, written
 from compress.tasks.replies import known
 from serve.errors import BadInput
+from serve.text.answers import softmax
 from serve.text.labels import MULTI_LABEL, applies
 
 ONE_LABEL = """You label texts. The labels are:
@@ -172,7 +173,7 @@ class TextClassification(Task):
 
     def written_answer(self, encoded: Encoded, index: int, logits: np.ndarray) -> dict[str, Any]:
         """The probability of each label."""
-        probabilities = 1 / (1 + np.exp(-logits[0])) if self.multi_label else softmax(logits)[0]
+        probabilities = 1 / (1 + np.exp(-logits[0])) if self.multi_label else softmax(logits, logits.dtype)[0]
         return {"labels": written(probabilities, encoded.labels)}
 
 

@@ -19,12 +19,13 @@ from compress.data.task import Task
 from compress.data.teacher_labels import entity_logits
 from compress.data.text_checks import inside_words
 from compress.evaluation.entities import scored_spans, widened
-from compress.evaluation.logits import distance, softmax
+from compress.evaluation.logits import distance
 from compress.evaluation.metrics import ENTITY_F1, Prediction
 from compress.models.heads import TOKENS
 from compress.tasks.labels import certain, name_faults, written
 from compress.tasks.replies import entities_in
 from serve.errors import BadInput
+from serve.text.answers import softmax
 from serve.text.labels import bio_tags, entity_labels, split_tag, with_prefixes
 from serve.text.spans import Word, words
 
@@ -166,7 +167,7 @@ class TokenClassification(Task):
         return {
             "words": [
                 {"start": word.start, "end": word.end, "tags": written(probabilities, encoded.labels)}
-                for word, probabilities in zip(places, softmax(logits), strict=True)
+                for word, probabilities in zip(places, softmax(logits, logits.dtype), strict=True)
             ]
         }
 

@@ -1,20 +1,17 @@
 """The state of a training in one safetensors file: weights, optimiser moments and progress. It is replaced atomically."""
 
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from compress import distributed
-from serve.errors import BadInput, no_room
+from serve.files import disk_errors_reported, replacing
 
 
 @dataclass
@@ -140,30 +137,5 @@ def write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str
     Raises:
         BadInput: the disk is full.
     """
-    beside = path.with_name(path.name + ".partial")
-    try:
-        with full_disk_reported(path):
-            save_file({name: value.detach().contiguous() for name, value in tensors.items()}, beside, metadata)
-            with beside.open("rb") as file:
-                os.fsync(file.fileno())
-            beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
-@contextmanager
-def full_disk_reported(path: Path) -> Iterator[None]:
-    """Context for writing `path`.
-
-    Raises:
-        BadInput: the disk is full, a quota is used up, or the file is too large.
-    """
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        if not no_room(error):
-            raise
-        raise BadInput(
-            f"{path} could not be written: {error}. The previous file is unchanged. Free some space and run the same command again: "
-            "it resumes from the last checkpoint."
-        ) from error
+    with disk_errors_reported(path), replacing(path, alone=True, synced=True) as beside:
+        save_file({name: value.detach().contiguous() for name, value in tensors.items()}, beside, metadata)

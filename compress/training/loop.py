@@ -29,7 +29,6 @@ from compress.methods.presets import Schedule
 from compress.models.precision import check_precision, computing
 from compress.training.checkpoint import (
     Progress,
-    full_disk_reported,
     load_checkpoint,
     own_tensors,
     put_tensors,
@@ -40,6 +39,7 @@ from compress.training.checkpoint import (
 from compress.training.prefetch import Prefetcher
 from compress.training.trackers import Trackers
 from serve.errors import BadInput
+from serve.files import disk_errors_reported, replacing
 
 CHECKPOINT = "checkpoint.safetensors"
 BEST = "best.safetensors"
@@ -192,10 +192,8 @@ class Metrics:
         lines = self.file.read_text(encoding="utf-8").splitlines(keepends=True) if self.file.is_file() else []
         # A kill may leave half a line, and lines of steps that are trained again.
         kept = [line for line in lines if line.endswith("}\n") and json.loads(line)["step"] <= step]
-        beside = self.file.with_name(self.file.name + ".partial")
-        with full_disk_reported(self.file):
+        with disk_errors_reported(self.file), replacing(self.file, alone=True) as beside:
             beside.write_text("".join(kept), encoding="utf-8")
-            beside.replace(self.file)
 
     def speed(self) -> dict[str, float]:
         """Averages over all steps since training started or resumed; empty without `batches`.
@@ -229,7 +227,7 @@ class Metrics:
             "learning_rate": learning_rate,
             **speed,
         }
-        with full_disk_reported(self.file), self.file.open("a", encoding="utf-8") as file:
+        with disk_errors_reported(self.file), self.file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         self.trackers.write(line)
 

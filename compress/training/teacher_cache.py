@@ -6,7 +6,6 @@ the cache is written. A cache records its teacher, text, parts and precision, an
 """
 
 import dataclasses
-import fcntl
 import json
 import os
 import shutil
@@ -29,10 +28,10 @@ from compress.data.sampler import Sampler
 from compress.models.activations import Part, read
 from compress.models.families import Family
 from compress.models.precision import autocast, weights_in
-from compress.training.checkpoint import full_disk_reported
 from compress.training.loop import device_of_process
 from serve.bundle.manifest import canonical_json, sha256_file
 from serve.errors import BadInput
+from serve.files import disk_errors_reported, locked, replacing
 
 NUMBERS, ABOUT, FORMAT = "numbers.bin", "cache.json", 1
 ROUND = 1 << 16  # tokens held in memory and written at once: the most work that a kill loses
@@ -178,13 +177,13 @@ def teacher_cache(
             layout = Layout(tuple(parts), width, width // int(model.config.num_attention_heads))
             partial = _partial(folder)
             distributed.by_main(lambda: _check_room(partial, pieces, layout, done))
-            with full_disk_reported(partial):
+            with disk_errors_reported(partial):
                 _write(partial, done, model, family, pieces, layout, pad_id, precision, report)
                 if distributed.main():
                     partial.replace(folder)  # `folder` may exist if it is empty
     _give_to_nodes(folder, identity)
     with (
-        _locked(folder, fcntl.LOCK_SH) if distributed.first_here() else nullcontext()
+        locked(_lock_file(folder), shared=True) if distributed.first_here() else nullcontext()
     ):  # several processes may read at once
         about = _about(folder)
         if distributed.first_here() and about["sha256"] != sha256_file(folder / NUMBERS):
@@ -194,18 +193,15 @@ def teacher_cache(
         return TeacherCache(folder, about, pieces.lengths)
 
 
-@contextmanager
-def _locked(folder: Path, how: int) -> Iterator[None]:
-    """Context that waits until no other training writes `folder`; `how` is a lock of `fcntl`."""
+def _lock_file(folder: Path) -> Path:
+    """The file that a training locks while it writes `folder`, or reads it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_name(folder.name + ".lock").open("w") as lock:
-        fcntl.flock(lock, how)
-        yield
+    return folder.with_name(folder.name + ".lock")
 
 
 def _missing(stack: ExitStack, folder: Path, identity: Mapping[str, str]) -> dict[str, Any] | None:
     """None if `folder` holds the cache, otherwise the progress of writing it; `stack` holds its lock then."""
-    stack.enter_context(_locked(folder, fcntl.LOCK_EX))
+    stack.enter_context(locked(_lock_file(folder)))
     check_cache(folder, identity)
     return None if (folder / ABOUT).is_file() else _begun(_partial(folder), identity)
 
@@ -356,12 +352,8 @@ def _numbers_file(partial: Path, done: Mapping[str, Any]) -> BinaryIO:
 
 
 def _write_about(folder: Path, about: Mapping[str, Any]) -> None:
-    beside = folder / (ABOUT + ".partial")
-    with beside.open("wb") as file:
-        file.write(canonical_json(about))
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(folder / ABOUT)
+    with replacing(folder / ABOUT, alone=True, synced=True) as beside:
+        beside.write_bytes(canonical_json(about))
 
 
 @contextmanager

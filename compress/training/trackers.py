@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from serve.errors import BadInput
+from serve.wording import one_of
 
 # Each name is also that of the package it needs. TensorBoard's files go to a folder of its name beside the checkpoints.
 TENSORBOARD = "tensorboard"
@@ -20,9 +21,7 @@ def check_trackers(names: Sequence[str]) -> None:
     """
     unknown = [name for name in names if name not in TRACKERS]
     if unknown:
-        raise BadInput(
-            f"--tracker {', '.join(unknown)} is not known. Give {', '.join(TRACKERS[:-1])} or {TRACKERS[-1]}."
-        )
+        raise BadInput(f"--tracker {', '.join(unknown)} is not known. Give {one_of(TRACKERS)}.")
     if names:
         from accelerate.tracking import get_available_trackers
 

@@ -17,8 +17,8 @@ from compress.models.configurations import loading_config, position_limit
 from compress.models.heads import HEADS
 from compress.models.sentence_pooling import pooling_in
 from export.graph.nodes import Wiring
-from serve.bundle.replaced_files import replacing
 from serve.errors import BadInput
+from serve.files import replacing
 from serve.model.session import OUTPUT
 from serve.text.labels import MULTI_LABEL, gives_number
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from export.graph.exporter import strip_provenance
 from export.graph.nodes import Wiring
 from serve.errors import BadInput
+from serve.wording import one_of
 
 if TYPE_CHECKING:
     from onnx import ModelProto, ValueInfoProto
@@ -91,7 +92,7 @@ def joined(model: "ModelProto", shapes: "Iterable[ValueInfoProto]") -> tuple["Mo
     kernels = fused(operators_of(made))
     counts = {name: kernels[name] for name in JOINED if kernels[name]}
     if not counts:
-        raise BadInput(f"--fuse: the graph has no {', '.join(JOINED[:-1])} or {JOINED[-1]} to join; leave --fuse out.")
+        raise BadInput(f"--fuse: the graph has no {one_of(JOINED)} to join; leave --fuse out.")
     return made, counts
 
 

@@ -27,6 +27,7 @@ from export.validation.temperature import Confidence, choose_confidence, validat
 from serve.bundle.manifest import ONNX_NAMES, ValidationScores
 from serve.bundle.runtimes import Runtime, has_openvino
 from serve.errors import BadInput, GateMissed, StillroomError
+from serve.wording import counted, one_of
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -146,7 +147,7 @@ class Variants:
             said.append("The int8 graph is dynamically quantised: its answer to a text depends on the batch.")
         if needs := self.needs.get("int8"):
             said.append(
-                f"The int8 graph's 8-bit weights need a processor with {', '.join(needs[:-1])} or {needs[-1]}. On other processors its "
+                f"The int8 graph's 8-bit weights need a processor with {one_of(needs)}. On other processors its "
                 "sums can saturate, so stillroom answers from fp32 if the bundle has it."
             )
         if self.int8 and self.int8.kept:
@@ -276,8 +277,7 @@ def nothing_to_keep(evaluator: Evaluator, wanted: VariantSettings) -> list[str]:
     """A warning when fp32 scores 0 on validation, else nothing. BadInput when another variant must keep a share of it."""
     if evaluator.fp32.value > 0:
         return []
-    texts = f"{len(evaluator.gold)} {'text' if len(evaluator.gold) == 1 else 'texts'}"
-    what = evaluator.task.nothing_found(texts)
+    what = evaluator.task.nothing_found(counted(len(evaluator.gold), "text"))
     zero = f"The checkpoint scores {min(evaluator.fp32.value, 0):.4g} on validation in fp32: it {what}"
     gated = [variant for variant in wanted.variants if variant != "fp32"]
     if gated and wanted.gate:
@@ -399,6 +399,6 @@ def faults_of(name: str, parity: Parity, wanted: VariantSettings) -> list[str]:
         ]
     if parity.precision == "fp16":
         beyond = parity.beyond_tolerance
-        return [f"{name} changes {beyond:,} {'answer' if beyond == 1 else 'answers'} by more than its tolerance"]
+        return [f"{name} changes {counted(beyond, 'answer')} by more than its tolerance"]
     moved = parity.company_differences
-    return [f"{name} answers {moved:,} {'text' if moved == 1 else 'texts'} otherwise in a batch than alone"]
+    return [f"{name} answers {counted(moved, 'text')} otherwise in a batch than alone"]

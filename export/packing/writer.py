@@ -21,8 +21,8 @@ from serve.bundle.manifest import (
     digest,
     sha256_file,
 )
-from serve.bundle.replaced_files import sync, write_through
 from serve.errors import BadInput
+from serve.files import replacing_folder
 from serve.task import TaskName
 
 POOLING_FILES = ("modules.json", "1_Pooling/config.json", "sentence_bert_config.json")
@@ -87,11 +87,7 @@ def pack(
             f"{checkpoint} lacks {', '.join(missing)}; export needs the folder that `save_pretrained` wrote for the "
             "model and for its fast tokenizer, weights in one file"
         )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    folder = out.with_name(f".{out.name}.{os.getpid()}.partial")
-    shutil.rmtree(folder, ignore_errors=True)  # left by a killed process with the same id
-    folder.mkdir()
-    try:
+    with replacing_folder(out, synced=True) as folder:
         _write_checkpoint(folder, checkpoint, max_length, inputs, with_checkpoint=with_checkpoint)
         for variant, file in onnx_files.items():
             _file_at(folder, ONNX_NAMES[variant]).write_bytes(file.read_bytes())
@@ -133,16 +129,12 @@ def pack(
             "cpu": list(needs.get(default_variant, ())),
         }
         (folder / MANIFEST).write_bytes(canonical_json({**manifest, "digest": digest(manifest)}))
-        write_through(folder)
-        _swap_in(folder, out)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)  # already renamed on success
     return out
 
 
 def clear_leftovers(out: Path) -> None:
     """Remove the folders that killed calls of `pack` left beside `out`. Call it only while no other process packs `out`."""
-    ours = re.compile(rf"\.{re.escape(out.name)}\.\d+\.(partial|old)")
+    ours = re.compile(rf"\.{re.escape(out.name)}\.[0-9a-f]+\.(partial|old)")
     for left in out.parent.iterdir():
         if ours.fullmatch(left.name):
             shutil.rmtree(left, ignore_errors=True)
@@ -260,21 +252,3 @@ def _file_at(folder: Path, path: str) -> Path:
 
 def _files_in(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
-
-
-def _swap_in(folder: Path, out: Path) -> None:
-    """Rename `folder` to `out`. An existing bundle is moved aside first, and moved back if the rename fails."""
-    if not out.exists():
-        os.rename(folder, out)
-    else:
-        # A folder cannot replace a full one: between these two renames `out` does not exist.
-        aside = out.with_name(f".{out.name}.{os.getpid()}.old")
-        shutil.rmtree(aside, ignore_errors=True)
-        os.rename(out, aside)
-        try:
-            os.rename(folder, out)
-        except OSError:
-            os.rename(aside, out)
-            raise
-        shutil.rmtree(aside, ignore_errors=True)
-    sync(out.parent)

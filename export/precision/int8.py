@@ -19,7 +19,7 @@ from export.graph.exporter import quiet, write_model
 from export.graph.nodes import Product, Wiring
 from export.precision.calibration import TensorRange
 from export.settings import Scheme
-from serve.bundle.replaced_files import replacing
+from serve.files import replacing
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto

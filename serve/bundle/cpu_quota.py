@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from serve.wording import counted
+
 
 class Cores(NamedTuple):
     """The CPUs and cores that this process may use."""
@@ -56,18 +58,14 @@ def one_cpu_a_core(cpu_root: Path = Path("/sys/devices/system/cpu")) -> list[int
 
 def why(cores: Cores) -> str:
     """The number of threads and its reason, such as "1 thread: the control group's quota is 1.0 of 2 cores"."""
-    physical = _counted(cores.physical, "core")
+    physical = counted(cores.physical, "core")
     if cores.quota_cores is not None and int(cores.quota_cores) < cores.physical:
         reason = f"the control group's quota is {round(cores.quota_cores, 3)} of {physical}"
     elif cores.physical < cores.affinity:
         reason = f"the {cores.affinity} CPUs of this process are hyperthreads of {physical}"
     else:
         reason = f"this process may use {physical}"
-    return f"{_counted(cores.chosen, 'thread')}: {reason}"
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+    return f"{counted(cores.chosen, 'thread')}: {reason}"
 
 
 def _hyperthreads(cpu_root: Path, cpu: int) -> set[int]:

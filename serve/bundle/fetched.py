@@ -9,10 +9,9 @@ import json
 import logging
 import os
 import re
-import shutil
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
@@ -28,8 +27,8 @@ from serve.bundle.manifest import (
     read_bundle,
 )
 from serve.bundle.remote_files import Unreachable, copy, read, shown
-from serve.bundle.replaced_files import replacing, sync, write_through
-from serve.errors import BundleError, no_room
+from serve.errors import BundleError
+from serve.files import locked, no_room, replacing, replacing_folder
 
 log = logging.getLogger("serve")
 
@@ -45,11 +44,6 @@ FIRST_NEWS_S, NEWS_S = 2.0, 15.0  # when the log says how far a download is
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are there and those of the whole bundle."""
-
-
-def fetched(url: str, progress: Progress | None = None) -> Path:
-    """The folder of the bundle at `url`; see `open_remote`."""
-    return open_remote(url, progress).path
 
 
 def open_remote(url: str, progress: Progress | None = None, *, known: Collection[str] = ()) -> Bundle:
@@ -148,26 +142,21 @@ def kept(digest: str, fetch: Callable[[Path], Bundle], source: str, whole_bytes:
         BundleError: it cannot be written to the cache; or what `fetch` raises. `source` and `whole_bytes` are for the message.
     """
     folder = _folder_of(digest)
-    partial = folder.with_name(f".{folder.name}.partial")
+
+    def wait() -> None:
+        log.info("another process fetches %s; waiting for it", digest[:12])
+
     try:
         make_private(folder.parent)
-        with _alone(folder):
+        with locked(folder.with_name(f".{digest}.lock"), waiting=wait):
             if bundle := _cached(digest):  # another process has fetched it meanwhile
                 return bundle
-            _remove(partial)  # of a process that was killed
-            try:
-                partial.mkdir()
+            with replacing_folder(folder, alone=True, synced=True) as partial:
                 bundle = fetch(partial)
                 for each in (partial, *partial.rglob("*/")):
                     each.chmod(PRIVATE)
-                write_through(partial)
                 if os.path.lexists(folder):
                     log.warning("the bundle %s in the cache is damaged; it was fetched again", folder)
-                    _remove(folder)
-                os.rename(partial, folder)
-                sync(folder.parent)
-            finally:
-                _remove(partial)  # already renamed on success
     except OSError as error:
         what = f"there is no room for its {whole_bytes:,} bytes" if no_room(error) else "it cannot be written"
         remedy = "make room, or set" if no_room(error) else "set"
@@ -176,14 +165,6 @@ def kept(digest: str, fetch: Callable[[Path], Bundle], source: str, whole_bytes:
             f"{remedy} {CACHE_VARIABLE} to another folder"
         ) from None
     return replace(bundle, path=folder)
-
-
-def _remove(path: Path) -> None:
-    """Removes a folder or whatever is in its place, such as a link; not where that leads."""
-    if path.is_symlink() or path.is_file():
-        path.unlink()
-    else:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def _fill(partial: Path, url: str, manifest: Manifest, content: bytes, progress: Progress) -> None:
@@ -197,23 +178,6 @@ def _fill(partial: Path, url: str, manifest: Manifest, content: bytes, progress:
         copy(url, name, target, most, lambda done, before=before: progress(before + done, whole))  # type: ignore[misc]
         before += file.bytes
     (partial / MANIFEST).write_bytes(content)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Within this context no other process downloads to `folder`. Its lock ends with the process, however that ends."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    with folder.with_name(f".{folder.name}.lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.info("another process fetches %s; waiting for it", folder.name[:12])
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _memory_of(url: str) -> Path:

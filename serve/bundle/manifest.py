@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 
 from serve.bundle.external_data import graph_fault
-from serve.bundle.remote_files import is_url
 from serve.errors import BadInput, BundleError
 from serve.observe.logs import plain
 from serve.task import TaskName
@@ -188,13 +187,8 @@ def digest(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical_json(kept)).hexdigest()
 
 
-def read_bundle(path: Path | str, *, known: Collection[str] = ()) -> Bundle:
-    """As `serve.tasks.open_bundle`, but the rules of its task are not checked."""
-    if is_url(path):
-        from serve.bundle.fetched import open_remote
-
-        return open_remote(str(path), known=known)
-    folder = Path(path)
+def read_bundle(folder: Path) -> Bundle:
+    """As `serve.tasks.open_bundle` of a folder, but the rules of its task are not checked."""
     manifest = verify(folder)
     card = manifest.files.get(CARD)
     return Bundle(folder, manifest, card_edited=card is not None and sha256_file(folder / CARD) != card.sha256)

@@ -18,6 +18,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
 
 from serve.errors import BundleError
+from serve.retry import retry_after_s
 
 # The library by which fsspec reads each scheme, and how a user proves who they are.
 LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "file": "fsspec", "memory": "fsspec"}
@@ -206,15 +207,11 @@ def _retried(url: str, name: str, use: Callable[[Iterator[bytes]], T]) -> T:
             if fault := definite(url, name, last):
                 raise fault from None
         if pause_s is not None:
-            time.sleep(max(pause_s, _asked_pause_s(last)))
+            asked_s = retry_after_s(last.headers.get("Retry-After")) if isinstance(last, HTTPError) else None
+            time.sleep(max(pause_s, min(LONGEST_PAUSE_S, asked_s or 0.0)))
     raise Unreachable(
         f"{shown(url)}/{name} cannot be reached after {len(pauses_s(url)) + 1} attempts ({in_words(url, last)})"
     )
-
-
-def _asked_pause_s(error: BaseException) -> float:
-    asked = str(error.headers.get("Retry-After", "")) if isinstance(error, HTTPError) else ""
-    return min(float(asked), LONGEST_PAUSE_S) if asked.isdecimal() else 0.0
 
 
 def _pieces(url: str, name: str) -> Iterator[bytes]:

@@ -3,8 +3,9 @@
 from collections.abc import Collection
 from pathlib import Path
 
+from serve.bundle.fetched import open_remote
 from serve.bundle.manifest import MANIFEST, Bundle, Manifest, read_bundle
-from serve.bundle.remote_files import shown
+from serve.bundle.remote_files import is_url, shown
 from serve.errors import BundleError
 from serve.tasks.feature_extraction import FEATURE_EXTRACTION, VectorAnswer
 from serve.tasks.question_answering import QUESTION_ANSWERING, QuestionAnswer
@@ -43,7 +44,7 @@ def open_bundle(path: Path | str, *, known: Collection[str] = ()) -> Bundle:
 
     A URL whose last bundle has one of the digests `known` is not asked again.
     """
-    bundle = read_bundle(path, known=known)
+    bundle = open_remote(str(path), known=known) if is_url(path) else read_bundle(Path(path))
     if faults := list(TASKS[bundle.manifest.task].manifest_faults(bundle.manifest)):
         raise BundleError(f"{shown(path)}/{MANIFEST}: {'; '.join(faults)}; export the bundle again")
     return bundle

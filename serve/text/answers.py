@@ -1,17 +1,17 @@
 """What answers of all tasks share: their options, probabilities, and lengths in the caller's unit."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from serve.errors import BadInput
-from serve.options import setting
+from serve.options import faults_of, fields_of, setting
 from serve.text.spans import Aggregation
 
 OffsetUnit = Literal["codepoints", "utf16", "utf8"]
 EncodingFormat = Literal["float", "base64"]
-OFFSET_UNITS, AGGREGATIONS, ENCODING_FORMATS = map(get_args, (OffsetUnit, Aggregation, EncodingFormat))
 
 # Six decimals keep all that float32 logits determine, and are short in JSON.
 SCORE_DECIMALS = 6
@@ -54,21 +54,7 @@ class AnswerOptions:
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        wrong = {}
-        if not 0.0 <= self.min_score <= 1.0:
-            wrong["min_score"] = f"min_score is {self.min_score}; give a number from 0 to 1"
-        if self.offsets not in OFFSET_UNITS:
-            wrong["offsets"] = f"offsets is {self.offsets!r}; give one of {', '.join(OFFSET_UNITS)}"
-        if self.aggregation not in AGGREGATIONS:
-            wrong["aggregation"] = f"aggregation is {self.aggregation!r}; give one of {', '.join(AGGREGATIONS)}"
-        if self.top_k is not None and not 1 <= self.top_k <= MOST_LABELS:
-            wrong["top_k"] = f"top_k is {self.top_k}; give a whole number from 1 to {MOST_LABELS:,}, or leave it out"
-        if self.encoding_format not in ENCODING_FORMATS:
-            wrong["encoding_format"] = f"encoding_format is {self.encoding_format!r}; give float or base64"
-        if self.dimensions is not None and not (type(self.dimensions) is int and 1 <= self.dimensions <= WIDEST_VECTOR):
-            wrong["dimensions"] = (
-                f"dimensions is {self.dimensions}; give a whole number from 1 to the model's, or leave it out"
-            )
+        wrong = faults_of(self, fields_of(AnswerOptions))
         if self.promise is not None and len(self.promise) > MOST_PROMISE_CHARACTERS:
             wrong["promise"] = (
                 f"promise has {len(self.promise):,} characters; give the name of one of the model's promises"
@@ -77,9 +63,9 @@ class AnswerOptions:
             raise BadInput("; ".join(wrong.values()), field=next(iter(wrong)))
 
 
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Probabilities over the last axis, float64, same shape as `logits`."""
-    exponentials = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
+def softmax(logits: np.ndarray, dtype: DTypeLike = np.float64) -> np.ndarray:
+    """Probabilities over the last axis, computed in `dtype`, same shape as `logits`."""
+    exponentials = np.exp(logits.astype(dtype) - logits.max(axis=-1, keepdims=True))
     return np.asarray(exponentials / exponentials.sum(axis=-1, keepdims=True))
 
 

@@ -16,11 +16,34 @@ from click.shell_completion import get_completion_class
 
 from compress import distributed
 from compress.runs.threads import training_spins, wait_for_work
-from serve.errors import BadInput, InternalError, StillroomError, is_panic, no_room
+from serve.errors import BadInput, InternalError, StillroomError, is_panic
+from serve.files import no_room
 from serve.standard_streams import drop_unwritten, reader_gone
-from stillroom.cli import demo, judge, make, use
-from stillroom.cli.options import WIDTH, write_rows
+from serve.wording import all_of
 from stillroom.console import console, say
+from stillroom.verb import WIDTH, write_rows
+from stillroom.verbs import (
+    annotate,
+    benchmark,
+    capacity,
+    compare,
+    demo,
+    distill,
+    evaluate,
+    explain,
+    export,
+    finetune,
+    inspect,
+    label,
+    load,
+    profile,
+    push,
+    run,
+    search,
+    select,
+    serve,
+    transfer,
+)  # fmt: skip
 
 # What the `build` extra brings; serving needs none of it.
 BUILD_PACKAGES = {
@@ -57,7 +80,15 @@ SHELLS = ("bash", "zsh", "fish")
 COMPLETE = "_STILLROOM_COMPLETE"
 
 # Headings of the help, with their verbs.
-GROUPS = {"Make models": make.VERBS, "Measure them": judge.VERBS, "Use them": use.VERBS, "Try it": demo.VERBS}
+GROUPS = {
+    heading: tuple(verb.VERB for verb in verbs)
+    for heading, verbs in {
+        "Make models": (run, distill, finetune, label, select, compare, transfer, search, export),
+        "Measure them": (evaluate, explain, benchmark, profile, load, capacity, inspect),
+        "Use them": (serve, annotate, push),
+        "Try it": (demo,),
+    }.items()
+}
 
 
 @contextmanager
@@ -253,7 +284,7 @@ def _launched(verb: str | None) -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open as long as this process is
     if distributed.count() > 1 and verb not in LAUNCHED_VERBS:
         raise BadInput(
-            f"{distributed.count()} processes were started for `{verb}`; only {', '.join(LAUNCHED_VERBS[:-1])} and {LAUNCHED_VERBS[-1]} "
+            f"{distributed.count()} processes were started for `{verb}`; only {all_of(LAUNCHED_VERBS)} "
             "train in several. "
             "Run this one without torchrun or accelerate launch."
         )

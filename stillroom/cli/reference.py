@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from serve.options import Option, described
 from stillroom.cli.main import GROUPS
-from stillroom.cli.options import Argument, Setting, Verb, panels_of
+from stillroom.verb import Argument, Setting, Verb, panels_of
 
 EVERY_VERB = ("as_json", "quiet", "verbose")
 HEAD = """# Flags

@@ -12,8 +12,9 @@ from latency.load.arrivals import highest_rate
 from latency.measure.result_document import ProfileDocument
 from serve.errors import BadInput
 from serve.settings import WORKERS_A_FRONT
+from serve.wording import counted
 from stillroom.console import bar
-from stillroom.settings.capacity import Capacity
+from stillroom.verbs.capacity import Capacity
 
 COLUMNS = ["processes", "fronts", "bears, texts/s", "p50 ms", "p99 ms", "cores busy"]
 LEAST_SHARE = 0.05  # of what the processes could make of single texts, where the search for a rate begins
@@ -179,8 +180,8 @@ def row(size: dict[str, Any]) -> list[str]:
 
 def sentence(document: dict[str, Any]) -> str:
     """The result in a sentence."""
-    machines = "1 machine" if document["machines"] == 1 else f"{document['machines']} machines"
-    cores = "1 core" if document["cores_a_machine"] == 1 else f"{document['cores_a_machine']} cores"
+    machines = counted(document["machines"], "machine")
+    cores = counted(document["cores_a_machine"], "core")
     price = ""
     if "price_per_hour" in document:
         price = f", for {document['price_per_hour']:g} an hour or {document['price_per_million']:g} a million texts"

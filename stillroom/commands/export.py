@@ -44,6 +44,8 @@ from latency.measure.result_document import ProfileDocument
 from latency.profile import Plan, time_grid
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
+from serve.files import replacing
+from serve.options import rule_faults
 from serve.text.entity_markers import knows_markers
 from serve.text.labels import OUTSIDE
 from serve.text.tokenizer import load_tokenizer
@@ -51,7 +53,7 @@ from stillroom.console import bar, say
 from stillroom.inputs.sample_texts.messages import support_messages
 from stillroom.report.pages import page_or
 from stillroom.report.run_page import Report, report_files
-from stillroom.settings.export import Exporting
+from stillroom.verbs.export import Exporting
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -78,19 +80,7 @@ def _faults(settings: Exporting) -> list[str]:
     """Which settings do not go together, a line each."""
     found = Faults()
     found.check(lambda: wanted_of(settings))
-    if settings.data and settings.texts:
-        found.messages.append(
-            "--texts and --data are both given, and each has texts to calibrate on and check with; leave one out."
-        )
-    needed = {"--promise": settings.graphs.promises, "--data": settings.data}
-    lacks = [flag for flag, value in needed.items() if not value]
-    if settings.promise_data and lacks:
-        found.messages.append(
-            f"--promise-data {settings.promise_data} is only read with {' and '.join(lacks)}; give that too."
-        )
-    if settings.out_of_scope and not settings.data:
-        found.messages.append(f"--out-of-scope {settings.out_of_scope} names a label of the data; give --data too.")
-    return found.messages
+    return [*found.messages, *rule_faults(settings)]
 
 
 @dataclass(frozen=True)
@@ -156,7 +146,7 @@ class _Ready:
 
 
 def export_checkpoint(checkpoint: str, out: Path, settings: Exporting, beside: Beside | None = None) -> dict[str, Any]:
-    """See `stillroom.api.export`; with `beside`, which asks for labelled data, the report has the teacher too."""
+    """See `stillroom.export`; with `beside`, which asks for labelled data, the report has the teacher too."""
     machine = machine_facts()  # before any work, which would count as load of the machine
     out = Path(os.path.abspath(out))
     given = _checked(checkpoint, out, settings, beside)
@@ -288,7 +278,7 @@ def _export(folder: Path, out: Path, given: _Given, machine: MachineFacts) -> di
         _facts(given, ready), metric, variants, warnings=ready.warnings, **_teacher(given, variants)
     )
     if model_report.missed:
-        raise model_report.refusal(_write_beside(folder, out, _report_of(model_report, ready, machine, None)))
+        raise model_report.refusal(_write_beside(out, _report_of(model_report, ready, machine, None)))
     if ready.test:
         model_report = replace(model_report, test=scores_on_test(variants, ready.test, given.threads)[0])
     latency = _time(variants, ready, given, machine)
@@ -432,9 +422,9 @@ def claims_of(latency: ProfileDocument | None) -> list[str]:
     ]
 
 
-def _write_beside(folder: Path, out: Path, report: Report) -> Path:
-    """Writes the report of a refused bundle beside `out`: each file in `folder` first, then renamed."""
+def _write_beside(out: Path, report: Report) -> Path:
+    """Writes the report of a refused bundle beside `out`."""
     for name, content in report_files(report).items():
-        (folder / name).write_bytes(content)
-        os.replace(folder / name, out.with_name(f"{out.name}.{name}"))
+        with replacing(out.with_name(f"{out.name}.{name}")) as beside:
+            beside.write_bytes(content)
     return page_or(out.with_name(f"{out.name}.report.html"), f"{out.name}.report.json")

@@ -14,11 +14,12 @@ from latency.load.generator import load as send
 from latency.load.http_client import Target, check_headers, probe, target_of
 from latency.load.trial import LoadTrial
 from latency.measure.machine import machine_facts
+from serve.options import rule_faults
 from stillroom.console import bar
 from stillroom.inputs.out_folder import check_out_folder
 from stillroom.report.formats import markdown
 from stillroom.report.pages import write_text
-from stillroom.settings.load import Loading
+from stillroom.verbs.load import Loading
 
 FILES = ("load.json", "table.md")  # what `write` writes, and may replace
 COLUMNS = ["rate/s", "p50 ms", "p90 ms", "p99 ms", "ok", "refused", "errors", "timeouts", "late p99 ms", "held"]
@@ -75,11 +76,7 @@ def _checked(url: str, settings: Loading) -> tuple[Target, list[str], list[bytes
 
 def _faults(settings: Loading) -> list[str]:
     """Which settings do not go together, a sentence each."""
-    found = []
-    if settings.rate is not None and settings.bound_ms is not None:
-        found.append("--rate fixes the rate, and --bound-ms searches for one; give one of them.")
-    if settings.queries is not None and settings.seconds is not None:
-        found.append("--queries and --seconds both set the length of a trial; give one of them.")
+    found = rule_faults(settings)
     if _first_queries(settings) > MOST_QUERIES:
         found.append(
             f"a trial would have {_first_queries(settings):,} queries; at most {MOST_QUERIES:,} are possible. Give a lower --rate, or "

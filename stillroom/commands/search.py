@@ -13,16 +13,16 @@ from compress.runs.task_inputs import TaskInputs
 from compress.settings import WHERE_DATA_IS, TaskSettings
 from latency.measure.machine import machine_facts
 from serve.bundle.manifest import canonical_json
-from serve.options import make, options_of
+from serve.options import options_of
 from stillroom.console import say, show
 from stillroom.inputs.out_folder import check_out_folder
 from stillroom.inputs.preflight import check_outside
 from stillroom.inputs.timed_tokens import timed_tokens
 from stillroom.report.pages import page_or, write_page, write_text
 from stillroom.report.search_page import page
-from stillroom.settings.search import Searching
 from stillroom.student_search.search import Limits, make_teacher, search_students
 from stillroom.student_search.space import own_shape
+from stillroom.verbs.search import Searching
 
 DOCUMENT, PAGE = "search.json", "search.html"
 # Settings that `run` has too. Those about the teacher are for making it, and `run` is given it made.
@@ -33,19 +33,8 @@ SHARED = (
 BUDGET = ("budget_ms", "percentile", "tokens")
 
 
-def search(**settings: Any) -> dict[str, Any]:
-    """The student that learns best within `budget_ms`; settings are the fields of `stillroom.settings.search.Searching`.
-
-    Returns the document that `stillroom search --json` prints (docs/searching.md lists its keys).
-
-    Raises:
-        BadInput: anything wrong with what was given, before any training; or no student meets the budget.
-    """
-    return search_for(make(Searching, settings))
-
-
 def search_for(given: Searching) -> dict[str, Any]:
-    """See `search`."""
+    """See `stillroom.search`."""
     machine = machine_facts()
     out = Path(given.out)
     work = Workdir(out.with_name(f"{out.name}.work"))

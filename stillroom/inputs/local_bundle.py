@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from serve.bundle.fetched import fetched
+from serve.bundle.fetched import open_remote
 from serve.bundle.remote_files import is_url
 from stillroom.console import bar
 
@@ -18,4 +18,4 @@ def local_bundle(place: Path | str) -> Path:
     if not is_url(place):
         return Path(place)
     with bar("fetch, in MB") as shown:
-        return fetched(str(place), lambda done, whole: shown(done // MB, -(-whole // MB)))
+        return open_remote(str(place), lambda done, whole: shown(done // MB, -(-whole // MB))).path

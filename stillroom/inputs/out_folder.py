@@ -12,7 +12,7 @@ from serve.errors import BadInput
 def check_out_folder(out: Path, files: Iterable[str]) -> None:
     """Check that `files` can be written into the folder `out`, which must be absent or hold only earlier versions of them.
 
-    Partial files of a killed process (`serve.bundle.replaced_files`) are ignored.
+    Partial files of a killed process (`serve.files`) are ignored.
 
     Raises:
         BadInput: `out` holds something else, or cannot be made or written to.

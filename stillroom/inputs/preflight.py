@@ -20,6 +20,7 @@ from export.packing.variants import Split, check_promises
 from export.packing.writer import refuse_foreign
 from export.settings import VariantSettings, read_promise
 from serve.errors import BadInput
+from serve.options import rule_faults
 from serve.text.tokenizer import load_tokenizer
 from stillroom.console import show
 from stillroom.inputs.recipe import Recipe
@@ -123,8 +124,8 @@ def prepare(recipe: Recipe, *, auto: bool = False) -> RunInputs:
 def _promise_texts(inputs: RunInputs) -> FurtherTexts:
     """The texts of --promise-data. BadInput where they cannot be used."""
     recipe = inputs.recipe
-    if not recipe.promises:
-        raise BadInput(f"--promise-data {recipe.promise_data} is only read with --promise; give that too.")
+    if faults := rule_faults(recipe):
+        raise BadInput(" ".join(faults))
     return read_further(
         "--promise-data", Path(recipe.promise_data), inputs.task, columns_of(recipe),
         [inputs.splits, *([inputs.outside] if inputs.outside else [])], inputs.labels, out_of_scope=recipe.out_of_scope,

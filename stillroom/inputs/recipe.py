@@ -5,78 +5,72 @@ import os
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from compress.models.shapes import STUDENTS
-from compress.settings import AUTO, MACHINE, OWN_SHAPE, SHAPES, STUDENT, WHAT, TaskSettings
-from export.settings import GATE, KEPT_RIGHT, PROMISE_CONFIDENCE, PROMISE_DATA, PROMISES
+from compress.settings import AUTO, SHAPES, Output, TaskSettings
+from export.settings import VariantSettings
 from serve.errors import BadInput
-from serve.options import make, options_of, setting
-from stillroom.settings.model_card import OfCard
-from stillroom.settings.search import BUDGET, BUDGET_MS, MOST_MINUTES, PERCENTILE, TOKENS, USUAL_TOKENS
+from serve.options import again, make, options_of, setting
+from stillroom.settings import MOST_MINUTES, BundleChecks, LatencyBudget, ModelCard
 
 # The settings at the top of a written recipe.
 FIRST = ("teacher", "task", "data", "out", "student", "name")
 
 
-GATES = "Gates and probabilities"
-
-
 @dataclass(frozen=True, kw_only=True)
-class Recipe(OfCard, TaskSettings):
+class Recipe(ModelCard, TaskSettings):
     """The settings of `stillroom run`."""
 
-    out: str = setting(metavar="FOLDER", help="The bundle to write; stages are kept in OUT.work.", panel=WHAT)
-    name: str = setting("", help="What the server calls the model.", shown="the name of --out", panel=WHAT)
-    student: str = setting(
-        "", help=f"{SHAPES} auto finds the one that learns best within --budget-ms.", suggested=(AUTO, *STUDENTS), metavar="SHAPE",
-        shown=OWN_SHAPE, panel=WHAT,
+    out: str = again(Output, "out", help="The bundle to write; stages are kept in OUT.work.")
+    name: str = setting("", help="What the server calls the model.", shown="the name of --out")
+    student: str = again(
+        TaskSettings, "student", help=f"{SHAPES} auto finds the one that learns best within --budget-ms.", suggested=(AUTO, *STUDENTS)
     )  # fmt: skip
     undistilled: bool = setting(
         True,
         help="Also train the same student on labels alone; the better of the two on validation ships.",
-        panel=STUDENT,
     )
     keep_words_of: tuple[str, ...] = setting(
         (),
         help="Text whose words the vocabulary keeps beside those of the task's own texts; the rest is trimmed.",
         metavar="FILE",
         shown="the whole vocabulary",
-        panel=STUDENT,
     )
     vocabulary_size: int = setting(
         0, help="Most tokens of the student's vocabulary: those that the task's texts and --keep-words-of need most often. It is trimmed "
-        "before training.", at_least=0, shown="the whole vocabulary", panel=STUDENT,
+        "before training.", at_least=0, shown="the whole vocabulary",
     )  # fmt: skip
-    teacher_gate: float = setting(
-        0.97, help="Least share of the teacher's metric for the student to ship.", at_least=0, at_most=1, panel=GATES
-    )
-    gate: float = setting(
-        GATE, help="Least share of the fp32 metric that int8 keeps.", at_least=0, at_most=1, panel=GATES
-    )
-    keep_right: float = setting(
-        KEPT_RIGHT,
+    teacher_gate: float = again(BundleChecks, "teacher_gate")
+    gate: float = again(VariantSettings, "gate", help="Least share of the fp32 metric that int8 keeps.")
+    keep_right: float = again(
+        VariantSettings, "keep_right",
         help="Share of right answers to keep when the model may abstain, if no text is out of scope; 0 means it never abstains.",
-        at_least=0,
-        at_most=1,
-        panel=GATES,
-    )
-    promises: tuple[str, ...] = setting((), help=PROMISES, metavar="PROMISE", flag="--promise", panel=GATES)
-    promise_data: str = setting("", help=PROMISE_DATA, metavar="FILE", shown="validation", panel=GATES)
-    promise_confidence: float = setting(0.95, help=PROMISE_CONFIDENCE, at_least=0.5, at_most=0.9999, panel=GATES)
-    max_minutes: float = setting(
-        0.0, help="Fit the training to this many minutes.", at_least=0, shown="no limit", panel=MACHINE
-    )
-    budget_ms: float | None = setting(
-        None, help=f"{BUDGET_MS} A student that is slower does not ship; with --student auto, the best that meets it is found.",
-        above=0, panel=BUDGET,
     )  # fmt: skip
-    percentile: Literal[50, 99] = setting(50, help=PERCENTILE, metavar="N", panel=BUDGET)
-    tokens: int = setting(0, help=TOKENS, at_least=0, at_most=512, shown=USUAL_TOKENS, panel=BUDGET)
-    search_minutes: float = setting(
-        MOST_MINUTES, help="Minutes of short trainings for --student auto.", above=0, panel=BUDGET
+    promises: tuple[str, ...] = again(VariantSettings, "promises")
+    promise_data: str = again(BundleChecks, "promise_data")
+    promise_confidence: float = again(VariantSettings, "promise_confidence")
+    max_minutes: float = setting(0.0, help="Fit the training to this many minutes.", at_least=0, shown="no limit")
+    budget_ms: float | None = again(
+        LatencyBudget, "budget_ms", None, help="Milliseconds that one call of the int8 student may take on this machine. A student that is "
+        "slower does not ship; with --student auto, the best that meets it is found.",
+    )  # fmt: skip
+    percentile: Literal[50, 99] = again(LatencyBudget, "percentile")
+    tokens: int = again(LatencyBudget, "tokens")
+    search_minutes: float = setting(MOST_MINUTES, help="Minutes of short trainings for --student auto.", above=0)
+    latency_seconds: float = again(
+        BundleChecks, "latency_seconds", 60.0, help="Seconds for timing all models together."
     )
-    latency_seconds: float = setting(60.0, help="Seconds for timing all models together.", at_least=0, panel=MACHINE)
+    layout: ClassVar = {
+        "What to make": "teacher revision task data student method out name",
+        "Data": "corpus unlabelled teacher_labels augment max_length out_of_scope language_temperature",
+        "Teacher": "new_head teacher_epochs teacher_patience teacher_learning_rate folds",
+        "Student": "student_epochs student_learning_rate temperature soft_weight then start distill_tokens teacher_layer undistilled "
+        "keep_words_of vocabulary_size",
+        "Machine": "batch accumulate precision device threads seed trackers checkpoint_seconds max_minutes latency_seconds",
+        "Gates and probabilities": "teacher_gate gate keep_right promises promise_data promise_confidence",
+        "Budget": "budget_ms percentile tokens search_minutes",
+    }
 
     @property
     def model_name(self) -> str:
@@ -115,7 +109,8 @@ def write_recipe(recipe: Recipe) -> str:
     import tomli_w
 
     everything = dataclasses.asdict(recipe)
-    ordered = {name: everything[name] for name in (*FIRST, *everything)}
+    in_order = (*FIRST, *(option.name for option in options_of(Recipe)), *everything)  # as in the help
+    ordered = {name: everything[name] for name in in_order}
     # What was left to stillroom stays out: TOML has no null.
     values = {name: list(v) if isinstance(v, tuple) else v for name, v in ordered.items() if v not in (None, {})}
     return tomli_w.dumps(values)

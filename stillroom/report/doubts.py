@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from latency.measure.result_document import ProfileDocument
 from latency.measure.statistics import FEW_SAMPLES, OTHER_LOAD, TIME_UP
+from serve.wording import counted
 from stillroom.report.formats import Table, percent, table
 
 
@@ -47,7 +48,7 @@ def _sentence(timings: Sequence[Any], cores: int) -> str:
         "close other programs and run `stillroom profile` again" if loaded or unsteady else "run `stillroom profile`"
     )
     longer = " with a longer `--seconds`" if short else ""
-    timed = f"{count} of {len(timings)} timing{'s' if len(timings) != 1 else ''}"
+    timed = f"{count} of {counted(len(timings), 'timing')}"
     return f"{cause} {timed}: {others}{longer} for narrower intervals."
 
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serve.bundle.replaced_files import replacing
+from serve.files import replacing
 from stillroom.console import say
 from stillroom.report.charts import kind_of
 from stillroom.report.drawings import BAR_PX

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from latency.measure.result_document import Operators, ProfileDocument, SweepRow
+from serve.wording import counted
 from stillroom.report.drawings import Bar, Row, Stack, bars, stacks
 from stillroom.report.formats import Cell, Estimate, Model, Table, number, percent, size, table
 from stillroom.report.profile_charts import length_bins
@@ -79,7 +80,7 @@ def _share_bars(shares: Mapping[str, float]) -> list[Row]:
     ordered = sorted(shares.items(), key=lambda item: -item[1])
     rest = sum(share for _, share in ordered[KINDS_SHOWN:])
     others = len(ordered) - KINDS_SHOWN
-    kept = [*ordered[:KINDS_SHOWN], *([("1 other" if others == 1 else f"{others} others", rest)] if rest else [])]
+    kept = [*ordered[:KINDS_SHOWN], *([(counted(others, "other"), rest)] if rest else [])]
     return bars([Bar(name, share, share, percent(share) or "") for name, share in kept])
 
 
@@ -116,8 +117,8 @@ def threads_of(document: ProfileDocument) -> tuple[list[str], Table]:
 
 
 def _spent(row: SweepRow) -> str:
-    processes = "1 process" if row["processes"] == 1 else f"{row['processes']} processes"
-    return f"{processes} of {row['threads']} {'thread' if row['threads'] == 1 else 'threads'}"
+    processes = counted(row["processes"], "process", "processes")
+    return f"{processes} of {counted(row['threads'], 'thread')}"
 
 
 def cost_tables(document: ProfileDocument) -> list[tuple[str, Table]]:

@@ -7,9 +7,10 @@ import hashlib
 import json
 import random
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from latency.measure.machine import MachineFacts
 from latency.measure.workloads import Workload
 from serve.bundle.fetched import cache_folder, make_private
 from serve.bundle.manifest import canonical_json
-from serve.bundle.replaced_files import replacing
+from serve.files import locked, replacing
 from stillroom.console import bar, say
 from stillroom.student_search.random_students import random_rows, write_random_graph
 from stillroom.student_search.space import Space
@@ -72,7 +73,12 @@ def machine_latency(call: Call, space: Space, machine: MachineFacts) -> MachineL
         BadInput: a student cannot be timed.
     """
     kept = cache_folder() / "latency" / f"{_key(call, space, machine)}.json"
-    with _alone(kept):
+    with ExitStack() as stack:
+        # At the same time each process would slow the other down. A cache that cannot be written has no lock.
+        with suppress(OSError):
+            make_private(kept.parent)
+            wait = partial(say, "another process makes this latency model; waiting for it")
+            stack.enter_context(locked(kept.with_suffix(".lock"), waiting=wait))
         if found := _read(kept):
             say(f"latency model: kept from {found.measured_at[:10]} in {kept}; its error was {_errors(found.errors)}")
             return found
@@ -130,26 +136,6 @@ def time_students(shapes: Sequence[Shape], call: Call, *, seconds: float = SECON
         with at_work(candidates, [workload], progress=shown) as workers:
             found = measure(workers, workload, patience=patience, progress=shown)
     return [Timed(shape, each.p50_ms, each.p99_ms) for shape, each in zip(shapes, found, strict=True)]
-
-
-@contextmanager
-def _alone(kept: Path) -> Iterator[None]:
-    """Within this context no other process times students for `kept`: each would slow the other down."""
-    try:
-        import fcntl
-
-        make_private(kept.parent)
-        file = kept.with_suffix(".lock").open("a")
-    except (ImportError, OSError):  # Windows; or a cache that cannot be written
-        yield
-        return
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("another process makes this latency model; waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _key(call: Call, space: Space, machine: MachineFacts) -> str:

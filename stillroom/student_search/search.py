@@ -18,9 +18,10 @@ from latency.measure.machine import MachineFacts
 from serve.bundle.cpu_quota import available_cores
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
+from serve.wording import counted
 from stillroom.console import say
 from stillroom.inputs.timed_tokens import LEAST_TOKENS
-from stillroom.settings.search import Sampler
+from stillroom.settings import Sampler
 from stillroom.student_search.machine_latency import Call, MachineLatency, machine_latency, time_students
 from stillroom.student_search.random_students import parameters
 from stillroom.student_search.space import Space, encoder_weights, space_of
@@ -170,7 +171,7 @@ def _smallest(limits: Limits, latency: MachineLatency, space: Space, call: Call)
     if call.threads < cores:
         others[f"on {cores} threads"] = replace(call, threads=cores)
     faster = {how: ms for how, given in others.items() if (ms := _measured_ms(least, given, limits)) < least_ms}
-    threads = f"{call.threads} thread{'' if call.threads == 1 else 's'}"
+    threads = counted(call.threads, "thread")
     raise BadInput(
         f"--budget-ms {limits.budget_ms:g} cannot be met here: the smallest student, {least}, takes {least_ms:.3g} ms at "
         f"p{limits.percentile} on {call.tokens} tokens and {threads}{''.join(f', {how} {ms:.3g} ms' for how, ms in faster.items())}. "

@@ -18,7 +18,8 @@ from compress.runs.soft_labels import read_soft_labels
 from compress.runs.stages import fingerprint
 from compress.runs.task_inputs import TaskInputs, scored_rows
 from serve.bundle.manifest import canonical_json
-from stillroom.settings.search import Sampler
+from serve.files import replacing_folder
+from stillroom.settings import Sampler
 from stillroom.student_search.controller import Places, controlled, reward
 from stillroom.student_search.space import Space, encoder_weights
 
@@ -66,14 +67,11 @@ class ShortTraining:
 
     def _make(self, folder: Path, shape: Shape) -> None:
         inputs, settings, start = self.inputs, self.inputs.settings, folder / START
-        if not start.is_dir():  # what a killed call left half-written is in another folder
-            beside = folder / f"{START}.partial"
-            shutil.rmtree(beside, ignore_errors=True)
-            beside.mkdir()
-            task_stages.make_start(
-                beside, replace(inputs, settings=replace(settings, student=str(shape)), shape=shape), self.teacher
-            )
-            beside.replace(start)
+        if not start.is_dir():
+            with replacing_folder(start, alone=True) as beside:
+                task_stages.make_start(
+                    beside, replace(inputs, settings=replace(settings, student=str(shape)), shape=shape), self.teacher
+                )
         model = task_stages.load_stage(start, inputs)
         soft = read_soft_labels(self.soft_labels, inputs)
         task_stages.on_task(

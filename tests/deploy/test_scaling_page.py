@@ -19,7 +19,7 @@ from repository import ROOT
 from benchmarks.serve.behind_haproxy import CONFIG, haproxy_program, own_address
 from benchmarks.serve.on_ray import ray_environment
 from serve.options import options_of
-from stillroom.settings.ray import RayServing
+from stillroom.ray import RayServing
 
 PAGE = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
 MARK = "Not run here"

@@ -25,7 +25,7 @@ from stillroom.commands.compare.choices import Choice
 from stillroom.commands.compare.rows import Row
 from stillroom.commands.compare.run import compare
 from stillroom.console import console
-from stillroom.settings.compare import Comparison
+from stillroom.verbs.compare import Comparison
 
 STUDENT = "layers=2,hidden=32,heads=4,ffn=32"
 ASSISTANT = "layers=4,hidden=16,heads=4,ffn=32"

@@ -123,7 +123,7 @@ def test_a_label_that_begins_like_a_prefix_keeps_its_name_from_data_to_answers(t
         (("O", "B-city", "I-city", "[PAD]"), {"city"}),
         (("ADJ", "B-ADJ", "I-ADJ"), {"ADJ"}),
     ],
-    ids=str,
+    ids=lambda names: " ".join(sorted(names)),
 )
 def test_a_teachers_tags_are_learned_as_they_are_answered(
     tmp_path: Path, labels: tuple[str, ...], learned: set[str]
@@ -154,7 +154,7 @@ def test_a_teachers_tags_are_learned_as_they_are_answered(
         (("ADJ", "B-ADJ", "I-ADJ", "DET"), {"ADJ", "DET"}),
         (("O", "NAME", "E-MAIL", "I-NUMBER", "PHONE"), {"NAME", "E-MAIL", "I-NUMBER", "PHONE"}),
     ],
-    ids=str,
+    ids=lambda names: " ".join(sorted(names)),
 )
 def test_labels_of_what_is_no_entity_and_of_single_words_stand_beside_a_scheme(
     tmp_path: Path, labels: tuple[str, ...], answered: set[str]

@@ -1,14 +1,18 @@
 """Settings that are stated once: what is given is read, checked and told in one message."""
 
 import json
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
+import numpy as np
 import pytest
 
 from serve.errors import BadInput
-from serve.options import check, described, group, make, options_of, setting
+from serve.options import Settings, again, check, described, group, make, options_of, rule_faults, setting
+from serve.text.answers import AnswerOptions
 
 
 @dataclass(frozen=True)
@@ -152,3 +156,59 @@ def test_a_path_that_may_be_a_url_keeps_it_as_it_is() -> None:
     assert make(Place, {"place": "a/b/"}).place == Path("a/b")
     with pytest.raises(BadInput, match="--place is 7; give a path"):
         make(Place, {"place": 7})
+
+
+def test_a_flag_of_another_name_than_its_setting_reaches_the_server() -> None:
+    command = [sys.executable, "-m", "serve", "no.bundle", "--request-texts", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: --request-texts is 0; give a whole number from 1.\n",
+    )
+
+
+def test_a_setting_of_another_class_keeps_what_is_not_changed() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Leaves(Settings):
+        grams: float = setting(2.5, help="Weight of the leaves.", above=0, at_most=50, panel="Leaves")
+
+    @dataclass(frozen=True, kw_only=True)
+    class Pot(Settings):
+        cups: int = setting(2, help="Cups.", at_least=1)
+        grams: float = again(Leaves, "grams", 5.0, help="Leaves for all cups.")
+        layout: ClassVar = {"Pot": "grams cups"}
+
+    grams, cups = options_of(Pot)
+    assert (grams.name, cups.name) == ("grams", "cups")
+    assert (grams.default, grams.help, grams.range, grams.panel) == (
+        5.0,
+        "Leaves for all cups.",
+        "above 0 to 50",
+        "Pot",
+    )
+    assert Leaves().grams == 2.5
+    with pytest.raises(BadInput, match=r"--grams is 60; give a number above 0 to 50"):
+        Pot(grams=60)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    options = AnswerOptions(top_k=np.int64(3), min_score=np.float32(0.5))  # type: ignore[arg-type]
+    assert (options.top_k, type(options.top_k), options.min_score) == (3, int, 0.5)
+    with pytest.raises(BadInput, match=r"^top_k is 3\.0; give a whole number from 1 to 1,000,000$"):
+        AnswerOptions(top_k=3.0)  # type: ignore[arg-type]
+
+
+def test_settings_that_need_or_exclude_each_other_are_told() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Brew(Settings):
+        hot: bool = setting(False, help="With hot water.")
+        ice: int = setting(0, help="Cubes of ice.", at_least=0, excludes="hot")
+        sugar: str = setting("", help="Kind of sugar.", needs="spoon|tongs")
+        spoon: bool = setting(False, help="With a spoon.")
+        tongs: bool = setting(False, help="With tongs.")
+
+    assert rule_faults(Brew(hot=True, spoon=True)) == rule_faults(Brew(ice=2, sugar="brown", tongs=True)) == []
+    assert rule_faults(Brew(hot=True, ice=2, sugar="brown")) == [
+        "--ice and --hot are both given. Leave one of them out.",
+        "--sugar needs --spoon or --tongs. Give it too, or leave --sugar out.",
+    ]

@@ -15,7 +15,7 @@ from small_task import write_rows
 
 from stillroom.cli.main import app, guarded
 from stillroom.commands.profile.run import profile_models
-from stillroom.settings.profile import Profiling
+from stillroom.verbs.profile import Profiling
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from serve.errors import BadInput
+from serve.options import rule_faults
 from serve.settings import ServeSettings
 
 log = logging.getLogger("serve")
@@ -32,8 +33,8 @@ class Tls:
 def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:
     """The context for TLS 1.2 or later; None without a certificate. BadInput names the file that cannot be used."""
     if settings.tls_cert is None:
-        if settings.tls_key or settings.tls_client_ca:
-            raise BadInput("--tls-key and --tls-client-ca need --tls-cert; give the certificate too")
+        if faults := rule_faults(settings):
+            raise BadInput(" ".join(faults))
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

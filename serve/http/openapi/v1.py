@@ -12,10 +12,11 @@ import msgspec
 
 from serve.bundle.manifest import Manifest
 from serve.observe.request_context import TIMEOUT_HEADER
+from serve.options import options_of
 from serve.settings import Limits
 from serve.tasks import SERVED_TASKS, task_of
 from serve.tasks.served_task import Endpoint
-from serve.text.answers import MOST_LABELS, WIDEST_VECTOR
+from serve.text.answers import WIDEST_VECTOR, AnswerOptions
 from serve.workers.supervisor import ModelDescription
 
 
@@ -116,9 +117,9 @@ SECURITY_SCHEMES: Schema = {
 
 # The ranges of options, which their types do not state.
 OPTION_SCHEMAS: dict[str, Schema] = {
-    "min_score": {"minimum": 0, "maximum": 1},
-    "top_k": {"minimum": 1, "maximum": MOST_LABELS},
-    "dimensions": {"minimum": 1, "maximum": WIDEST_VECTOR},
+    option.name: {"minimum": option.at_least, "maximum": option.at_most}
+    for option in options_of(AnswerOptions)
+    if option.at_least is not None
 }
 
 # The requests, and the task of the models that each may name.

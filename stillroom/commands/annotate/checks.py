@@ -13,7 +13,7 @@ from serve.workers.offline_pool import OfflinePool
 from stillroom.commands.annotate.reader import STDIN, InputFile, input_faults
 from stillroom.commands.annotate.rows import Columns
 from stillroom.commands.annotate.writer import STDOUT
-from stillroom.settings.annotate import Annotation
+from stillroom.verbs.annotate import Annotation
 
 
 def checked(settings: Annotation, opened: contextlib.ExitStack) -> tuple[OfflinePool, InputFile]:

@@ -16,6 +16,8 @@ import msgspec
 from compress.data.file_formats import encoding_fault, suffix_of
 from compress.data.tables import SEPARATORS, TableRow, table_rows
 from serve.errors import BadInput
+from serve.files import MOST_ARRAY_BYTES
+from serve.wording import one_of
 from stillroom.commands.annotate import rows
 from stillroom.commands.annotate.rows import (
     Columns,
@@ -32,8 +34,6 @@ FORMATS = ("jsonl", "json", "csv", "tsv", "txt", "parquet")
 # Formats that hold no objects, such as the head of a relation.
 FLAT_FORMATS = ("csv", "tsv", "txt")
 STDIN = Path("-")
-# A JSON array is read into memory whole, since it has no lines to split it at.
-MOST_ARRAY_BYTES = 256 * 2**20
 PARQUET_ROWS = 1000  # in memory as Python objects at once
 BUFFER_BYTES = 1 << 20
 NO_ARRAY = "; give an array of objects, or one object a line"  # for a .json file that does not begin with [
@@ -350,14 +350,14 @@ def input_faults(path: Path, format: str | None, columns: Columns) -> Iterator[s
     found = format or format_of(path)
     if found not in FORMATS:
         given = f"--format {format}" if format else f"the name {path}"
-        yield f"{given} is no known format; give --format {_either(FORMATS)}"
+        yield f"{given} is no known format; give --format {one_of(FORMATS)}"
     if found == "parquet" and (path == STDIN or path.suffix.lower() == ".gz"):
         what = "standard input" if path == STDIN else f"{path}, compressed with gzip,"
         yield f"{what} cannot be parquet, which is read from its end; give an uncompressed file"
     if columns.relations and found in FLAT_FORMATS:
         yield (
             f"{found} cannot hold the head and tail of a relation; give "
-            f"{_either([each for each in FORMATS if each not in FLAT_FORMATS])}"
+            f"{one_of([each for each in FORMATS if each not in FLAT_FORMATS])}"
         )
     if found == "txt" and columns.contexts:
         yield "txt has no contexts, which the questions of this bundle need; give JSON lines, CSV, TSV or parquet"
@@ -372,10 +372,6 @@ def input_faults(path: Path, format: str | None, columns: Columns) -> Iterator[s
         yield f"--text-column {columns.text!r} is not a column of texts; give the name of one"
     if columns.answer in ("", columns.text, *columns.taken()):
         yield f"--field {columns.answer!r} is empty or a field of the input; give another name for the answer"
-
-
-def _either(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def _as_text(lines: Iterable[_Line], name: str, read: list[bytes]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from compress.data.fields import MOST_CHARACTERS
 from serve.errors import BadInput
 from serve.tasks.relations import UNMARKED, Part, marked_text
 from serve.text.answers import OffsetUnit
+from serve.wording import counted
 
 MOST_ROW_BYTES = 8 * MOST_CHARACTERS  # bounds the memory for a file without line ends
 SHOWN_FIELDS = 20
@@ -141,7 +142,7 @@ def decoded(decode: Callable[[bytes], Any], written: bytes) -> tuple[Any, bytes]
 def table_row(line: int, header: list[str], cells: list[str], columns: Columns, read: bytes) -> InputRow:
     """The row of `cells` under `header`; `read` are the lines that it was read from."""
     if len(cells) != len(header):
-        fault = f"has {len(cells)} {'column' if len(cells) == 1 else 'columns'}, and the header has {len(header)}"
+        fault = f"has {counted(len(cells), 'column')}, and the header has {len(header)}"
         return faulty(line, fault, read)
     fields = dict(zip(header, cells, strict=True))
     try:

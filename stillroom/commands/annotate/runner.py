@@ -19,6 +19,7 @@ from typing import Any
 from serve.errors import BadInput, InternalError, StillroomError
 from serve.tasks import open_bundle, task_of
 from serve.text.inputs import TextWork
+from serve.wording import counted
 from serve.workers.offline_pool import OfflinePool, Result
 from stillroom.commands.annotate.bad_rows import BadRows, fails_on_some
 from stillroom.commands.annotate.checks import checked
@@ -29,7 +30,7 @@ from stillroom.commands.annotate.rows import PAIR
 from stillroom.commands.annotate.tables import ARRAY, ERROR, SUFFIXES, TABLE, rows_beside, write_array, write_table
 from stillroom.commands.annotate.writer import AnswerFile
 from stillroom.console import Bar, bar, say
-from stillroom.settings.annotate import Annotation
+from stillroom.verbs.annotate import Annotation
 
 # The rows of a window are sorted by length; a window of long rows has fewer.
 WINDOW_ROWS = 4096
@@ -304,10 +305,10 @@ def _line_of(place: Place, result: Result | None, job: _Job, *, passes: bool) ->
 def _tell(tally: _Tally, settings: Annotation, output: str, source: InputFile) -> None:
     """Prints which rows were bad. Raises BadInput if one stopped the work, InternalError if a fault of this program did."""
     if tally.bad.count and settings.bad_rows == "skip":
-        bad = "1 bad row has" if tally.bad.count == 1 else f"{tally.bad.count:,} bad rows have"
+        bad = counted(tally.bad.count, "bad row has", "bad rows have")
         say(f"{bad} an error in place of an answer:\n{tally.bad.as_lines(source.places)}")
     written = tally.rows_before + tally.rows
-    there = f"{written:,} {'row is' if written == 1 else 'rows are'} in {output}"
+    there = f"{counted(written, 'row is', 'rows are')} in {output}"
     if tally.ours:
         raise InternalError(
             f"{there}; the next row could not be answered. The fault is in this program or the bundle's model, not in the row:\n"
@@ -335,10 +336,10 @@ def summary(document: dict[str, Any]) -> Sequence[str]:
         return [f"{document['output']} holds {answers} already; nothing was done."]
     done = document["rows"] - document["rows_before"]
     count, again = document["processes"], document["rows_asked_again"]
-    processes = "1 process" if count == 1 else f"{count} processes"
+    processes = counted(count, "process", "processes")
     before = f" after {document['rows_before']:,} that were there" if document["rows_before"] else ""
     mended = f", {again:,} of which had an error and {'was' if again == 1 else 'were'} answered again" if again else ""
     return [
-        f"{done:,} {'row' if done == 1 else 'rows'}{before}{mended} by {document['model']} ({document['variant']}) in "
+        f"{counted(done, 'row')}{before}{mended} by {document['model']} ({document['variant']}) in "
         f"{document['seconds']:.1f} s: {document['texts_per_s']:,.0f} texts/s on {processes}. Output {document['output']}"
     ]

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints, is_
 import numpy as np
 
 from serve.bundle.manifest import Manifest
-from serve.bundle.replaced_files import replacing
-from serve.errors import BadInput, no_room
+from serve.errors import BadInput
+from serve.files import disk_errors_reported, replacing
 from serve.tasks import task_of
 
 if TYPE_CHECKING:
@@ -172,12 +172,5 @@ def _read(rows: Path) -> Iterator[dict[str, Any]]:
 @contextmanager
 def _replacing(out: Path) -> Iterator[Path]:
     """As `replacing`, with a message to the user where the disk refuses."""
-    try:
-        with replacing(out) as beside:
-            yield beside
-    except OSError as error:
-        if no_room(error):
-            raise BadInput(
-                f"{out} could not be written: {error.strerror}. Make room, and give the same command again"
-            ) from error
-        raise BadInput(f"{out} cannot be written ({error.strerror or error}); give another file as --output") from error
+    with disk_errors_reported(out, otherwise="give another file as --output"), replacing(out) as beside:
+        yield beside

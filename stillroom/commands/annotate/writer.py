@@ -6,7 +6,6 @@ written again beside the old one and renamed into its place.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import stat
@@ -15,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from serve.errors import BadInput, no_room
+from serve.errors import BadInput
+from serve.files import RESUME, disk_errors_reported, lock, lock_at, replacing
 
 STDOUT = Path("-")
 # A power cut loses at most the answers of this time. A kill loses nothing that was written: the system's cache holds it.
@@ -101,7 +101,7 @@ class AnswerFile:
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
             new = os.open(self._mended, flags, stat.S_IMODE(os.fstat(old).st_mode))
         try:
-            fcntl.flock(new, fcntl.LOCK_EX)  # another run that opens it under its final name finds it locked
+            lock(new)  # another run that opens it under its final name finds it locked
             self._descriptor = new
             at = 0
             while piece := os.pread(old, min(PIECE_BYTES, kept_bytes - at), at):
@@ -119,16 +119,8 @@ class AnswerFile:
         self._left.append(old)
 
     def _take_up(self) -> None:
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.path.samestat(
-                os.fstat(self._descriptor), self.path.stat()
-            ):  # the run that created it has removed it
-                raise BlockingIOError
-        except (BlockingIOError, FileNotFoundError) as error:
-            raise BadInput(
-                f"another `annotate` is writing {self.path}; wait for it, or give another --output"
-            ) from error
+        if not lock_at(self.path, self._descriptor):
+            raise BadInput(f"another `annotate` is writing {self.path}; wait for it, or give another --output")
         self._mended.unlink(missing_ok=True)  # of a run that was killed
         if self.restart:
             os.ftruncate(self._descriptor, 0)
@@ -169,25 +161,15 @@ class AnswerFile:
         os.ftruncate(self._descriptor, end)
 
     def _write_lineage(self) -> None:
-        beside = self.lineage_path.with_name(f"{self.lineage_path.name}.partial")
-        with beside.open("w", encoding="utf-8") as file:
-            json.dump(self.lineage, file, ensure_ascii=False, indent=2)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, self.lineage_path)
+        with replacing(self.lineage_path, synced=True) as beside:
+            beside.write_text(json.dumps(self.lineage, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
     @contextlib.contextmanager
     def _full_disk_reported(self) -> Iterator[None]:
         """Turns the system's errors of writing the output into BadInput."""
-        try:
-            yield
-        except BrokenPipeError as error:
-            raise BadInput(f"the reader of {self.name} closed it; the rest was not annotated") from error
-        except OSError as error:
-            if no_room(error):
-                again = ", and give the same command again to resume" if self.lasting else ""
-                raise BadInput(f"{self.name} could not be written: {error.strerror}. Make room{again}") from error
-            raise BadInput(
-                f"{self.name} cannot be written ({error.strerror}); give another file as --output"
-            ) from error
+        if_full = RESUME if self.lasting else "Make room"
+        with disk_errors_reported(self.name, if_full=if_full, otherwise="give another file as --output"):
+            try:
+                yield
+            except BrokenPipeError as error:
+                raise BadInput(f"the reader of {self.name} closed it; the rest was not annotated") from error

@@ -9,9 +9,9 @@ from typing import Any
 from compress.data.columns import USUAL
 from compress.data.conll import conll_rows
 from compress.data.file_formats import lines_in, squad_rows
-from compress.data.label_checks import counted
 from compress.data.row_faults import Fault, UnreadableFrom
 from serve.errors import BadInput
+from serve.wording import counted
 
 SHORT_ROWS = 0.01  # most of a file's rows that may be left out for lacking columns; QQP's and CoLA's have some
 SHOWN_LINES = 5

@@ -14,7 +14,7 @@ from compress.runs.resumable_stages import Workdir
 from compress.settings import TaskSettings
 from latency.measure.machine import machine_facts
 from serve.bundle.manifest import canonical_json
-from serve.options import make
+from serve.wording import counted
 from stillroom.commands.benchmark.grids import SEEDS, tunings
 from stillroom.commands.benchmark.suites import SuiteTask, tasks_of
 from stillroom.commands.benchmark.training import prepare, tune
@@ -23,26 +23,15 @@ from stillroom.inputs.out_folder import check_out_folder
 from stillroom.inputs.preflight import check_outside
 from stillroom.report.benchmark_page import page
 from stillroom.report.pages import page_or, write_page, write_text
-from stillroom.settings.benchmark import Benchmarking
 from stillroom.student_search.space import teacher_shape
+from stillroom.verbs.benchmark import Benchmarking
 
 DOCUMENT, PAGE = "benchmark.json", "benchmark.html"
 PUBLISHED = Path(__file__).with_name("published.toml")
 
 
-def benchmark(model: str, suite: str, data: Path | str, out: Path | str, **settings: Any) -> dict[str, Any]:
-    """The scores of `model` on the tasks of a suite; settings are the fields of `stillroom.settings.benchmark.Benchmarking`.
-
-    Returns the document that `stillroom benchmark --json` prints (docs/benchmarking.md lists its keys).
-
-    Raises:
-        BadInput: the model, the suite or its files cannot be used.
-    """
-    return benchmark_model(model, make(Benchmarking, settings | {"suite": suite, "data": data, "out": out}))
-
-
 def benchmark_model(model: str, given: Benchmarking) -> dict[str, Any]:
-    """See `benchmark`."""
+    """See `stillroom.benchmark`."""
     machine = machine_facts()
     out = Path(given.out)
     work = Workdir(out.with_name(f"{out.name}.work"))
@@ -57,9 +46,7 @@ def benchmark_model(model: str, given: Benchmarking) -> dict[str, Any]:
         for task, ready in zip(tasks, prepared, strict=True):
             runs = []
             for tuning in tunings(task, given.grid):
-                say(
-                    f"{task.name}: rate {tuning.learning_rate:g}, {tuning.epochs:g} epochs, {seeds} seed{'' if seeds == 1 else 's'}"
-                )
+                say(f"{task.name}: rate {tuning.learning_rate:g}, {tuning.epochs:g} epochs, {counted(seeds, 'seed')}")
                 made = [tune(work, task, given, opened, ready, tuning, seed) for seed in range(seeds)]
                 warnings += [f"{task.name}: {each}" for one in made for each in one["warnings"]]
                 runs.append(

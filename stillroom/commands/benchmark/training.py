@@ -29,7 +29,7 @@ from stillroom.commands.benchmark.grids import Tuning
 from stillroom.commands.benchmark.scores import scored
 from stillroom.commands.benchmark.suites import SuiteTask
 from stillroom.console import show
-from stillroom.settings.benchmark import Benchmarking
+from stillroom.verbs.benchmark import Benchmarking
 
 SCORE, MODEL, WARNINGS = "score.json", "model", "warnings.json"
 WARNING = "warning: "

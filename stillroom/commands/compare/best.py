@@ -16,8 +16,8 @@ from stillroom.commands.compare.queue import Queue
 from stillroom.commands.export import Beside, export_checkpoint
 from stillroom.console import say
 from stillroom.report.pages import page_or
-from stillroom.settings.compare import Comparison
-from stillroom.settings.export import Exporting
+from stillroom.verbs.compare import Comparison
+from stillroom.verbs.export import Exporting
 
 MADE_BY = "comparison"  # in the manifest's lineage: what decides the bundle
 

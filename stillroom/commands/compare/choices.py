@@ -9,7 +9,7 @@ from compress.runs.method_chain import USED_BY, Chain, check_whole_batches, meth
 from compress.runs.task_inputs import TaskInputs, refuse_classes
 from compress.tasks import task_named
 from serve.errors import BadInput
-from stillroom.settings.compare import Comparison
+from stillroom.verbs.compare import Comparison
 
 # What every method is compared with: the same student on labels alone, in as many steps on the task. It starts
 # from new layers, from layers of the teacher as it was given, and from layers and head of the teacher fine-tuned on the task.

@@ -17,7 +17,7 @@ from compress.runs.task_inputs import TaskInputs, scored_rows
 from stillroom.commands.compare.choices import CONTROL
 from stillroom.commands.compare.rows import Row
 from stillroom.commands.compare.training import ROW, STUDENT
-from stillroom.settings.compare import Comparison
+from stillroom.verbs.compare import Comparison
 
 
 def document_of(

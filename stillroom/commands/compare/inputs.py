@@ -18,7 +18,7 @@ from serve.errors import BadInput
 from stillroom.commands.compare.choices import check_choices
 from stillroom.console import say, show
 from stillroom.inputs.out_folder import check_out_folder
-from stillroom.settings.compare import Comparison
+from stillroom.verbs.compare import Comparison
 
 BUNDLE = "bundle"
 # In --out: the bundle's report stands beside it if a gate was missed, and a killed export leaves its work.

@@ -13,7 +13,7 @@ from serve.errors import BadInput
 from stillroom.commands.compare.rows import Row
 from stillroom.commands.compare.training import make_row, rate_taken
 from stillroom.console import bar, say
-from stillroom.settings.compare import Comparison
+from stillroom.verbs.compare import Comparison
 
 
 @dataclass(frozen=True)

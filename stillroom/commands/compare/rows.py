@@ -9,7 +9,7 @@ from compress.runs.method_chain import Link
 from compress.runs.stages import fingerprint
 from compress.runs.task_inputs import TaskInputs
 from stillroom.commands.compare.choices import CONTROLS, OF_ONE_START, Choice, chain_with, choices_of
-from stillroom.settings.compare import Comparison
+from stillroom.verbs.compare import Comparison
 
 # Of the rate of a stage: what is tried unless rates were given.
 SHARES = (0.5, 1.5)

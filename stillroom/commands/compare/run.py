@@ -31,7 +31,7 @@ from stillroom.commands.compare.training import head_name
 from stillroom.console import say
 from stillroom.report.comparison_page import markdown, page
 from stillroom.report.pages import page_or, write_page, write_text
-from stillroom.settings.compare import Comparison
+from stillroom.verbs.compare import Comparison
 
 
 def compare(given: Comparison) -> dict[str, Any]:

@@ -26,11 +26,12 @@ from compress.runs.resumable_stages import STATE, Workdir
 from compress.runs.task_inputs import TaskInputs, scored_rows
 from compress.training.loop import Diverged
 from serve.bundle.manifest import canonical_json
+from serve.files import replacing
 from stillroom.commands.compare.choices import NEW_LAYERS
 from stillroom.commands.compare.inputs import method_inputs_of, settings_of, source_of
 from stillroom.commands.compare.rows import Row, at_rate, links_of, reads_source
 from stillroom.console import console, show
-from stillroom.settings.compare import Comparison
+from stillroom.verbs.compare import Comparison
 
 STAGES = "stages"  # of one row under way
 ROW = "row.json"  # the result of a finished one
@@ -109,12 +110,11 @@ def _train_row(folder: Path, given: Comparison, inputs: TaskInputs, row: Row, ra
         "diverged_rates": diverged,
         **_told(row, best),
     }
-    beside = finished.with_name(f"{ROW}.partial")
-    beside.write_bytes(canonical_json(document))
-    shutil.rmtree(folder / STUDENT, ignore_errors=True)
-    best.stages[-1].replace(folder / STUDENT)
-    (folder / STUDENT / STATE).unlink()
-    beside.replace(finished)
+    with replacing(finished, alone=True) as beside:
+        beside.write_bytes(canonical_json(document))
+        shutil.rmtree(folder / STUDENT, ignore_errors=True)
+        best.stages[-1].replace(folder / STUDENT)
+        (folder / STUDENT / STATE).unlink()
     shutil.rmtree(folder / STAGES)
 
 

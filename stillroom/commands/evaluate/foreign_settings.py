@@ -1,7 +1,7 @@
 """Settings that are for another kind of model than the one that is given."""
 
 from serve.errors import BadInput
-from stillroom.settings.evaluate import Evaluation
+from stillroom.verbs.evaluate import Evaluation
 
 
 def refuse_revision(model: str, given: Evaluation) -> None:

@@ -11,7 +11,7 @@ from serve.bundle.manifest import MANIFEST
 from serve.errors import BadInput
 from stillroom.commands.evaluate.foreign_settings import refuse_variant
 from stillroom.commands.evaluate.texts import file_of
-from stillroom.settings.evaluate import Evaluation
+from stillroom.verbs.evaluate import Evaluation
 
 OF_GENERATION = ("beams", "length_penalty", "target_column")
 OF_OTHERS = (

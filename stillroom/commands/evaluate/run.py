@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from serve.bundle.manifest import MANIFEST
 from serve.bundle.remote_files import is_url, shown
 from serve.errors import BadInput
-from serve.options import make
 from stillroom.commands.evaluate.foreign_settings import refuse_revision, refuse_variant
 from stillroom.commands.evaluate.generator import generates, generation_document, refuse_for_others
 from stillroom.commands.evaluate.texts import examples_of, file_of
 from stillroom.commands.evaluate.vectors import gives_vectors, vector_document
 from stillroom.inputs.local_bundle import local_bundle
-from stillroom.settings.evaluate import Evaluation
+from stillroom.verbs.evaluate import Evaluation
 
 if TYPE_CHECKING:
     from compress.data.encoded import Encoded
@@ -41,33 +40,8 @@ class _Answered(NamedTuple):
     warnings: list[str]
 
 
-def evaluate(model: str, data: Path | str, **settings: Any) -> dict[str, Any]:
-    """The task metric of a bundle, or of a checkpoint with a head, on a labelled file, or on a split of a folder of them.
-
-    Settings are the fields of `stillroom.settings.evaluate.Evaluation`: variant, device, task, split, teacher, revision.
-
-    Returns `{model, variant, task, metric, value, low, high, examples, labels, unknown_labels, warnings}`, where `labels` has for each
-    label its `precision`, `recall`, `f1` and `support` (its count in the data). `unknown_labels` are labels of the data that the
-    model lacks, `warnings` what `run` says of such data. Where rows name two languages or more, `languages` has for each `value`,
-    `low`, `high` and `examples`, and `mean_of_languages` is the mean of the values. Of a model that gives numbers, `scores` has the
-    `value`, `low` and `high` of `spearman` and `mean_squared_error`, and `labels` is empty; of one that answers questions those of
-    `exact_match`, and where only some questions have an answer of `f1_with_answer` and `f1_without_answer`. For a bundle, torch is not
-    imported.
-
-    An encoder of sentences is compared with its `teacher`: the metric is Spearman's rho between both models' similarities of texts,
-    `scores` has `recall_at_10`, and where a folder of splits has one label a text, `neighbour_accuracy` has for the `model` and the
-    `teacher` the share of texts whose nearest text of train has their label. `data` may be a file of texts without labels.
-
-    Of a model that generates texts the metric is ROUGE-L, and `scores` has `rouge_1`, `rouge_2` and `bleu`.
-
-    Raises:
-        BadInput: the model, the data or a setting cannot be used.
-    """
-    return evaluate_on(model, make(Evaluation, settings | {"data": data}))
-
-
 def evaluate_on(model: str, given: Evaluation) -> dict[str, Any]:
-    """See `evaluate`."""
+    """See `stillroom.evaluate`."""
     folder = str(local_bundle(model)) if is_url(model) else model
     if generates(folder, given):
         return generation_document(folder, given)

@@ -13,7 +13,7 @@ from serve.tasks import open_bundle
 from stillroom.commands.evaluate.foreign_settings import refuse_revision, refuse_variant
 from stillroom.commands.evaluate.texts import examples_of, file_of
 from stillroom.inputs.local_bundle import local_bundle
-from stillroom.settings.evaluate import Evaluation
+from stillroom.verbs.evaluate import Evaluation
 
 if TYPE_CHECKING:
     import numpy as np

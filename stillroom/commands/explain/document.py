@@ -16,7 +16,7 @@ from compress.models.attention_reading import Reader, TextRead, read_text, relat
 from compress.tasks import TEXT_CLASSIFICATION
 from stillroom.commands.explain.inputs import Inputs, LayerPair
 from stillroom.console import bar
-from stillroom.settings.explain import Explaining
+from stillroom.verbs.explain import Explaining
 
 LISTED = 20  # texts that differ most, and texts whose answers differ
 

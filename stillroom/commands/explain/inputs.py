@@ -21,7 +21,7 @@ from compress.models.layer_maps import spread_layers
 from compress.models.pretrained import Opened, check_labels, open_model, open_tokenizer
 from compress.tasks import LABELLED, TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
 from serve.errors import BadInput
-from stillroom.settings.explain import Explaining
+from stillroom.verbs.explain import Explaining
 
 NAMED = 5  # labels that only one model has
 

@@ -17,7 +17,7 @@ from serve.errors import BadInput
 from serve.tasks import open_bundle
 from serve.text.labels import MULTI_LABEL, SPAN_ENDS, gives_number
 from serve.text.tokenizer import load_tokenizer
-from stillroom.settings.profile import TorchPrecision
+from stillroom.verbs.profile import TorchPrecision
 
 LABELS: dict[Runtime, str] = {
     "torch": "torch",

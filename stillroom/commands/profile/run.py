@@ -54,7 +54,7 @@ from stillroom.inputs.local_bundle import local_bundle
 from stillroom.inputs.out_folder import check_out_folder
 from stillroom.report.pages import can_write_pages, write_page, write_text
 from stillroom.report.profile_page import profile_markdown, profile_page
-from stillroom.settings.profile import Profiling
+from stillroom.verbs.profile import Profiling
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

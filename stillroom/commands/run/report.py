@@ -1,7 +1,6 @@
 """The report of a run, and the bundle that holds it."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +16,7 @@ from export.packing.model_card import CardFacts
 from export.packing.variants import gate, read_variants
 from latency.measure.machine import MachineFacts
 from latency.measure.result_document import ProfileDocument, RatioRow
+from serve.wording import all_of
 from stillroom.inputs.preflight import TRIMMED, RunInputs
 from stillroom.inputs.recipe import write_recipe
 from stillroom.report.run_page import Report, report_files
@@ -156,7 +156,7 @@ def _made(inputs: RunInputs, method: str, *, test_read: bool) -> str:
         teacher = "" if method == "labels" else f"{inputs.answers.public_name}"
         begins = f", which starts from layers of {body}),"
     return (
-        f"A student ({inputs.shape}){begins} {how} {teacher}{' ' if teacher else ''}on {_listed(texts)}. "
+        f"A student ({inputs.shape}){begins} {how} {teacher}{' ' if teacher else ''}on {all_of(texts)}. "
         f"Choices and gates use {len(splits.validation):,} texts of validation; {scored}."
     )
 
@@ -265,11 +265,6 @@ def shareable(report: Report, shown_in: str) -> Report:
     if "disagreeing" in report:
         kept["disagreeing"] = {**report["disagreeing"], "shown_in": shown_in}
     return cast(Report, kept)
-
-
-def _listed(parts: Sequence[str]) -> str:
-    """`a, b and c`."""
-    return " and ".join([", ".join(parts[:-1]), parts[-1]] if parts[1:] else parts)
 
 
 def read_json(path: Path) -> dict[str, Any]:

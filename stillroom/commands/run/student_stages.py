@@ -3,7 +3,7 @@
 import dataclasses
 import shutil
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from compress.runs.stages import (
     RunStage,
     texts_fingerprint,
 )
+from compress.runs.task_stages import SOFT_WEIGHTS, SoftLabels, trial_steps
 from stillroom.commands.run.export import make_trimmed, trim
 from stillroom.commands.run.report import DISTIL
 from stillroom.commands.run.teacher_stages import TeacherStages
@@ -49,7 +50,15 @@ class StudentStages(TeacherStages):
         own_stages = not inputs.begins_on_labels  # before training on the task
         on_task = [r.augment, r.student_epochs] if "task" in chain.texts else []
         compared = Of("undistilled") if r.undistilled else ""
+        ending = [r.then, r.temperature, r.soft_weight]
         steps = Cost(STUDENT, "student step", lambda plan: plan.student_steps)
+        undistilled = RunStage(
+            "undistilled",
+            ("undistilled", Of("start"), *self._student),
+            lambda folder: self._trained(folder, task_stages.make_undistilled, self.folders["start"]),
+            lambda: f"the student on labels alone: {self.plan.student_steps} steps",
+            costs=(dataclasses.replace(steps, listed_as=UNDISTILLED), self._validations(inputs.student_steps)),
+        )
         stages = [
             RunStage(
                 "start",
@@ -60,16 +69,7 @@ class StudentStages(TeacherStages):
                 ),
                 then=self._warn_of_cut_texts,
             ),
-            RunStage(
-                "undistilled",
-                ("undistilled", Of("start"), *self._student),
-                lambda folder: self._trained(folder, task_stages.make_undistilled, self.folders["start"]),
-                lambda: f"the student on labels alone: {self.plan.student_steps} steps",
-                needed=lambda: r.undistilled or labels_only,
-                costs=()
-                if not (r.undistilled or labels_only)
-                else (dataclasses.replace(steps, listed_as=UNDISTILLED), self._validations(inputs.student_steps)),
-            ),
+            *([undistilled] if r.undistilled or labels_only else []),
             # Stages on the task ask the teacher as they train.
             RunStage(
                 "method",
@@ -88,16 +88,7 @@ class StudentStages(TeacherStages):
         stages.append(
             RunStage(
                 "distilled",
-                (
-                    "distilled",
-                    Of("method"),
-                    Of("soft-labels"),
-                    *self._student,
-                    r.then,
-                    r.temperature,
-                    r.soft_weight,
-                    *kept,
-                ),
+                ("distilled", Of("method"), Of("soft-labels"), *self._student, *ending, *kept),
                 lambda folder: self._trained(
                     folder, task_stages.make_distilled, self._begun, self._soft_labels, given=self._given
                 ),
@@ -197,74 +188,68 @@ class StudentStages(TeacherStages):
 
     def _soft_label_stages(self) -> list[RunStage]:
         inputs, r = self.inputs, self.inputs.recipe
+        if not inputs.asks_soft_labels:
+            return [RunStage("soft-labels", self._made_of_soft_labels)]
 
-        def needed() -> bool:
-            return inputs.asks_soft_labels and self._distils()
-
-        steps = self._validations(inputs.teacher_steps)
-        fold_stages = [
-            RunStage(
-                f"teacher-fold-{fold + 1}",
-                (f"teacher-fold-{fold + 1}", Of("teacher"), r.folds),
-                partial(self._make_fold_teacher, fold=fold),
-                partial(self._of_fold, fold),
-                needed=needed,
-                costs=(Cost(TEACHER, "teacher step", lambda plan: plan.teacher_steps), steps),
+        def of_fold(fold: int) -> RunStage:
+            name = f"teacher-fold-{fold + 1}"
+            return RunStage(
+                name,
+                (name, Of("teacher"), r.folds),
+                lambda folder: task_stages.make_fold_teacher(folder, self.inputs, self.plan.teacher_steps, fold),
+                lambda: f"teacher without fold {fold + 1} of {r.folds}: {self.plan.teacher_steps} steps at most",
+                needed=self._distils,
+                costs=(
+                    Cost(TEACHER, "teacher step", lambda plan: plan.teacher_steps),
+                    self._validations(inputs.teacher_steps),
+                ),
             )
-            for fold in range(r.folds)
-        ]
-        asked = inputs.asks_soft_labels and not inputs.gives_answers_alone
-        soft_labels = RunStage(
-            "soft-labels",
-            ("soft-labels", Of("teacher"), *self._in_domain, *([r.folds] if r.folds else [])),
-            self._make_soft_labels,
-            "the teacher's answers to all texts" if inputs.gives_answers_alone else "the teacher labels all texts",
-            needed=needed,
-            costs=(Cost(REST, "text", lambda _: len(inputs.train) + len(inputs.in_domain or ())),) if asked else (),
-        )
-        tried = task_stages.SOFT_WEIGHTS if inputs.asks_soft_labels and r.soft_weight is None else ()
-        trials = [
-            RunStage(
+
+        def make_all(folder: Path) -> None:
+            if teacher := self.folders.get("teacher"):
+                folds = [self.folders[f"teacher-fold-{fold + 1}"] for fold in range(r.folds)]
+                make_soft_labels(folder, self.inputs, teacher, folds)
+            else:
+                save_answers(folder, self.inputs)
+
+        def of_share(weight: float) -> RunStage:
+            def make(folder: Path) -> None:
+                read, soft = self.inputs.read_by(self.folders["start"]), SoftLabels(self.folders["soft-labels"], weight)
+                task_stages.make_trial(folder, read, self._begun, soft, self.plan.student_steps, self._given)
+
+            return RunStage(
                 f"share-{weight:g}",
                 (f"share-{weight:g}", Of("distilled")),
-                partial(self._try_share, weight=weight),
-                partial(self._of_share, weight),
-                needed=needed,
-                costs=(Cost(SHARES, "student step", lambda plan: task_stages.trial_steps(plan.student_steps)),),
+                make,
+                lambda: f"a share of {weight:g} for the soft labels: {trial_steps(self.plan.student_steps)} steps",
+                needed=self._distils,
+                costs=(Cost(SHARES, "student step", lambda plan: trial_steps(plan.student_steps)),),
             )
-            for weight in tried
-        ]
-        return [*fold_stages, soft_labels, *trials]
 
-    def _of_fold(self, fold: int) -> str:
-        return f"teacher without fold {fold + 1} of {self.inputs.recipe.folds}: {self.plan.teacher_steps} steps at most"
-
-    def _make_fold_teacher(self, folder: Path, fold: int) -> None:
-        task_stages.make_fold_teacher(folder, self.inputs, self.plan.teacher_steps, fold)
-
-    def _make_soft_labels(self, folder: Path) -> None:
-        if teacher := self.folders.get("teacher"):
-            folds = [self.folders[f"teacher-fold-{fold + 1}"] for fold in range(self.inputs.recipe.folds)]
-            make_soft_labels(folder, self.inputs, teacher, folds)
-        else:
-            save_answers(folder, self.inputs)
-
-    def _of_share(self, weight: float) -> str:
-        steps = task_stages.trial_steps(self.plan.student_steps)
-        return f"a share of {weight:g} for the soft labels: {steps} steps"
-
-    def _try_share(self, folder: Path, weight: float) -> None:
-        inputs = self.inputs.read_by(self.folders["start"])
-        soft = task_stages.SoftLabels(self.folders["soft-labels"], weight)
-        task_stages.make_trial(folder, inputs, self._begun, soft, self.plan.student_steps, self._given)
+        texts = Cost(REST, "text", lambda _: len(inputs.train) + len(inputs.in_domain or ()))
+        soft_labels = RunStage(
+            "soft-labels",
+            self._made_of_soft_labels,
+            make_all,
+            "the teacher's answers to all texts" if inputs.gives_answers_alone else "the teacher labels all texts",
+            needed=self._distils,
+            costs=() if inputs.gives_answers_alone else (texts,),
+        )
+        tried = SOFT_WEIGHTS if r.soft_weight is None else ()
+        return [*map(of_fold, range(r.folds)), soft_labels, *map(of_share, tried)]
 
     @property
-    def _soft_labels(self) -> task_stages.SoftLabels | None:
+    def _made_of_soft_labels(self) -> tuple[object, ...]:
+        folds = self.inputs.recipe.folds
+        return ("soft-labels", Of("teacher"), *self._in_domain, *([folds] if folds else []))
+
+    @property
+    def _soft_labels(self) -> SoftLabels | None:
         """The teacher's soft labels with their share of the loss: the given one, or the best of those that were tried."""
         weight = self.inputs.recipe.soft_weight
         if not self.inputs.asks_soft_labels:
             return None
         if weight is not None:
-            return task_stages.SoftLabels(self.folders["soft-labels"], weight)
-        trials = {weight: self.folders[f"share-{weight:g}"] for weight in task_stages.SOFT_WEIGHTS}
+            return SoftLabels(self.folders["soft-labels"], weight)
+        trials = {weight: self.folders[f"share-{weight:g}"] for weight in SOFT_WEIGHTS}
         return task_stages.chosen_share(self.folders["soft-labels"], trials)

@@ -6,23 +6,21 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from compress.data.batches import collate, rows_of, to_device
+from compress.data.batches import TaskText
 from compress.data.corpus import CorpusText, masking_of
 from compress.data.packing import rows_a_step
 from compress.evaluation.predictions import row_logits
-from compress.losses.outputs import label_loss, total
-from compress.methods.catalogue import Stage
+from compress.losses.outputs import total
+from compress.methods.catalogue import LABELS, Stage
 from compress.methods.mlm_head import HEAD_STAGE
-from compress.methods.objectives import Objective, Projections
-from compress.models.embedding_rows import rows_in_use
+from compress.methods.objectives import Projections
 from compress.models.initialise import student_of
 from compress.models.precision import computing, weights_in
 from compress.models.pretrained import has_vocabulary_head, load, load_encoder
@@ -30,7 +28,7 @@ from compress.runs.hardware import device_here
 from compress.runs.method_chain import asks_words
 from compress.runs.method_trainings import HEAD_SHARE
 from compress.runs.stages import RunStage, seconds_of
-from compress.training.stage import step_losses
+from compress.training.stage import rows_narrowed, step_losses
 from serve.errors import BadInput
 from stillroom.commands.run.teacher_answers import seconds_to_ask
 from stillroom.inputs.preflight import RunInputs
@@ -188,7 +186,8 @@ def timed_rates(inputs: RunInputs) -> dict[str, float]:
     torch.manual_seed(recipe.seed)
     teacher = load(inputs.opened, inputs.task, None if inputs.teacher_has_head else inputs.labels)
     student, _ = student_of(teacher, inputs.opened.family, inputs.shape, seed=recipe.seed)
-    of_student, of_teacher = _task_step(student, inputs), _task_step(teacher, inputs)
+    text = TaskText(inputs.train, recipe.batch, recipe.seed, inputs.validation.ids)
+    of_student, of_teacher = (_step(LABELS, None, model, text, inputs) for model in (student, teacher))
     started = time.perf_counter()
     row_logits(teacher, inputs.validation)
     a_text = (time.perf_counter() - started) / len(inputs.validation)
@@ -201,18 +200,6 @@ def timed_rates(inputs: RunInputs) -> dict[str, float]:
         "all answers": seconds_to_ask(inputs),
         "second": 1.0,
     }
-
-
-def _task_step(model: Any, inputs: RunInputs) -> float:
-    texts, batch = inputs.train, inputs.recipe.batch
-    model.train()
-
-    def loss_of(i: int, remap: Any) -> Tensor:
-        chosen = [(i * batch + k) % len(texts) for k in range(batch)]
-        data = to_device(collate(texts, chosen, remap=remap), device_here(inputs.recipe.device))
-        return label_loss(rows_of(model, data), data.targets)
-
-    return _timed(model, inputs, loss_of)
 
 
 def _second_a_token(inputs: RunInputs) -> float:
@@ -235,7 +222,7 @@ def _second_a_token(inputs: RunInputs) -> float:
             masking if stage.objective.masks_tokens else None,
             row_tokens,
         )
-        return tokens / text.tokens_per_step * _stage_step(stage.objective, theirs, copy.deepcopy(ours), text, inputs)
+        return tokens / text.tokens_per_step * _step(stage, theirs, copy.deepcopy(ours), text, inputs)
 
     if any(asks_words(link.stages) for link in links) and not has_vocabulary_head(inputs.opened):
         tokens = HEAD_SHARE * inputs.distill_tokens
@@ -249,36 +236,28 @@ def _second_a_token(inputs: RunInputs) -> float:
     return found / inputs.distill_tokens
 
 
-def _stage_step(objective: Objective, teacher: Any, student: Any, text: CorpusText, inputs: RunInputs) -> float:
-    teacher.eval().to(device_here(inputs.recipe.device))
-    maps = Projections(objective, teacher.config, student.config).to(device_here(inputs.recipe.device))
-    ids = None if objective.masks_tokens else text.ids
-
-    def loss_of(i: int, remap: Any) -> Tensor:
-        return total(step_losses(objective, teacher, student, inputs.opened.family, text.at(i), maps, remap))
-
-    with weights_in(teacher, inputs.recipe.precision):
-        return _timed(student, inputs, loss_of, ids, whole=objective.masks_tokens)
-
-
-def _timed(
-    model: Any, inputs: RunInputs, loss_of: Callable[[int, Any], Tensor], ids: Any = None, *, whole: bool = False
-) -> float:
-    """Median seconds of a step, the first left out; the weights of `model` move and are of no further use."""
-    used = ids if ids is not None else [*inputs.train.ids, *inputs.validation.ids]
-    model.to(device_here(inputs.recipe.device))
-    narrowed = nullcontext() if whole else rows_in_use(model, used, inputs.train.pad_id)
-    with narrowed as remap:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
+def _step(stage: Stage, teacher: Any, student: Any, text: TaskText | CorpusText, inputs: RunInputs) -> float:
+    """Median seconds of a step, the first left out; the weights of `student` move and are of no further use."""
+    recipe, device = inputs.recipe, device_here(inputs.recipe.device)
+    student.to(device).train()
+    maps = Projections(stage.objective, (student if teacher is None else teacher).config, student.config).to(device)
+    with ExitStack() as stack:
+        if teacher is not None:
+            teacher.eval().to(device)
+            stack.enter_context(weights_in(teacher, recipe.precision))
+        remap = stack.enter_context(rows_narrowed(student, text, stage.objective))
+        optimizer = torch.optim.AdamW(student.parameters(), lr=0.0, fused=True)
         taken = []
         for i in range(TIMED_STEPS):
-            started = _now(model.device)
-            with computing(device_here(inputs.recipe.device), inputs.recipe.precision):
-                loss = loss_of(i, remap)
+            started = _now(device)
+            with computing(device, recipe.precision):
+                loss = total(
+                    step_losses(stage.objective, teacher, student, inputs.opened.family, text.at(i), maps, remap)
+                )
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)
-            taken.append(_now(model.device) - started)
+            taken.append(_now(device) - started)
     return statistics.median(taken[1:])
 
 

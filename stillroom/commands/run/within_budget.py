@@ -11,13 +11,13 @@ from compress.settings import AUTO
 from latency.measure.machine import MachineFacts
 from latency.measure.result_document import ProfileDocument
 from serve.bundle.manifest import canonical_json
-from serve.bundle.replaced_files import replacing
 from serve.errors import BadInput, GateMissed
+from serve.files import replacing
 from stillroom.commands.run.report import INT8
 from stillroom.inputs.preflight import RunInputs
 from stillroom.inputs.recipe import Recipe, read_recipe
 from stillroom.inputs.timed_tokens import timed_tokens
-from stillroom.settings.search import MOST_TRIALS, SOFT_WEIGHT, TRIAL_STEPS
+from stillroom.settings import MOST_TRIALS, SOFT_WEIGHT, TRIAL_STEPS
 from stillroom.student_search.search import Limits, search_students
 
 SEARCH = "search"  # the folder of the search in that of the run's stages

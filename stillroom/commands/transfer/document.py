@@ -14,7 +14,7 @@ from compress.runs.stages import trained_with
 from compress.runs.task_inputs import TaskInputs
 from stillroom.commands.transfer.tasks import METHOD, Tasks
 from stillroom.commands.transfer.training import STUDENT, Cell
-from stillroom.settings.transfer import Transferring
+from stillroom.verbs.transfer import Transferring
 
 Found = Mapping[Cell, Mapping[str, np.ndarray]]
 ALONE = None  # the source of a student that learned none

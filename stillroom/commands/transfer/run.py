@@ -13,33 +13,20 @@ from compress.runs.resumable_stages import Workdir
 from latency.measure.machine import machine_facts
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
-from serve.options import make
 from stillroom.commands.transfer.document import document_of
 from stillroom.commands.transfer.tasks import DOCUMENT, PAGE, Tasks, open_tasks
 from stillroom.commands.transfer.training import Cell, Trainings
 from stillroom.console import say
 from stillroom.report.pages import page_or, write_page, write_text
 from stillroom.report.transfer_page import page
-from stillroom.settings.transfer import Transferring
 from stillroom.student_search.search import make_teacher
+from stillroom.verbs.transfer import Transferring
 
 Counted = dict[str, np.ndarray]
 
 
-def transfer(**settings: Any) -> dict[str, Any]:
-    """Which source makes the best student for the targets; settings are the fields of `stillroom.settings.transfer.Transferring`.
-
-    Returns the document that `stillroom transfer --json` prints (docs/transferring.md lists its keys).
-
-    Raises:
-        BadInput: anything wrong with what was given, before any training; a teacher that is no better than chance on its source; or
-            the minutes are over before one seed of the table is complete.
-    """
-    return transfer_between(make(Transferring, settings))
-
-
 def transfer_between(given: Transferring) -> dict[str, Any]:
-    """See `transfer`."""
+    """See `stillroom.transfer`."""
     machine = machine_facts()
     out = Path(given.out)
     work = Workdir(out.with_name(f"{out.name}.work"))

@@ -24,7 +24,7 @@ from serve.errors import BadInput
 from stillroom.console import show
 from stillroom.inputs.out_folder import check_out_folder
 from stillroom.inputs.preflight import check_outside
-from stillroom.settings.transfer import FORM, Transferring
+from stillroom.verbs.transfer import FORM, Transferring
 
 DOCUMENT, PAGE = "transfer.json", "transfer.html"
 METHOD = "xtremedistil-transfer"

@@ -16,8 +16,9 @@ from compress.runs.resumable_stages import STATE, Workdir
 from compress.runs.stages import fingerprint, trained_with
 from compress.runs.task_inputs import TaskInputs, scored_rows
 from compress.training.stage import StageSettings
+from serve.files import replacing_folder
 from stillroom.commands.transfer.tasks import METHOD, Tasks
-from stillroom.settings.transfer import Transferring
+from stillroom.verbs.transfer import Transferring
 
 STAGES, STUDENT, START = "stages", "student", "start"
 SCORED = ("validation", "test")
@@ -111,12 +112,9 @@ class Trainings:
         settings = replace(target.settings, seed=cell.seed, start=str(start) if start else target.settings.start)
         inputs = replace(target, settings=settings)
         begun = folder / START
-        if not begun.is_dir():  # what a killed call left half-written is in another folder
-            beside = folder / f"{START}.partial"
-            shutil.rmtree(beside, ignore_errors=True)
-            beside.mkdir()
-            task_stages.make_start(beside, inputs, None)
-            beside.replace(begun)
+        if not begun.is_dir():
+            with replacing_folder(begun, alone=True) as beside:
+                task_stages.make_start(beside, inputs, None)
         model = task_stages.load_stage(begun, inputs)
         steps = self.given.target_steps
         task_stages.on_task(

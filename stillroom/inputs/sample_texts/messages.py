@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
-from serve.bundle.replaced_files import replacing
 from serve.errors import BadInput
+from serve.files import replacing
 from stillroom.inputs.sample_texts.phrases import CLOSINGS, DETAILS, EMOJI, GREETINGS, INTENTS, Phrases
 from stillroom.inputs.sample_texts.values import SLOTS, Share
 

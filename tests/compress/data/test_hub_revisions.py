@@ -15,7 +15,7 @@ import stillroom
 from compress.models.pretrained import open_model
 from serve.errors import BadInput
 from stillroom.commands.compare.run import compare
-from stillroom.settings.compare import Comparison
+from stillroom.verbs.compare import Comparison
 
 ASK = """
 import sys

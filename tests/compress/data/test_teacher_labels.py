@@ -20,9 +20,9 @@ from compress.data.examples import Entity, Example
 from compress.data.row_faults import BadRows
 from compress.data.task import Task
 from compress.data.teacher_labels import Held, TeacherLabels, read_teacher_labels, word_logits
-from compress.evaluation.logits import softmax
 from compress.tasks import TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
 from serve.errors import BadInput
+from serve.text.answers import softmax
 from serve.text.labels import bio_tags
 from serve.text.spans import words
 from serve.text.tokenizer import load_tokenizer

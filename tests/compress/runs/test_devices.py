@@ -20,7 +20,7 @@ from stillroom.commands.run.pipeline import run
 from stillroom.commands.run.stages import Run
 from stillroom.inputs.preflight import prepare
 from stillroom.inputs.recipe import Recipe
-from stillroom.settings.compare import Comparison
+from stillroom.verbs.compare import Comparison
 
 NEEDED: dict[Any, dict[str, Any]] = {
     TaskSettings: {"teacher": "t", "task": "text-classification", "data": "d"},

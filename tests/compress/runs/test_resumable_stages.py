@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import pytest
@@ -76,7 +75,7 @@ def test_two_runs_do_not_share_a_work_folder(tmp_path: Path) -> None:
 def test_a_lock_whose_holder_has_removed_it_meanwhile_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flock = fcntl.flock
 
-    def after_the_other_has_ended(file: IO[str], how: int) -> None:
+    def after_the_other_has_ended(file: int, how: int) -> None:
         (tmp_path / "lock").unlink()
         flock(file, how)
 
@@ -190,7 +189,7 @@ def test_a_stage_that_fills_the_disk_says_so_and_is_gone_on_with(tmp_path: Path)
 
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, before[1]))
-        with pytest.raises(BadInput, match=r"student.partial could not be written: .*File too large.* Free some space"):
+        with pytest.raises(BadInput, match=r"student.partial could not be written: .*File too large. Make room"):
             work.stage("student", "mark", make)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

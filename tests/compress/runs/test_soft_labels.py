@@ -11,7 +11,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from compress.data.examples import Example
 from compress.distributed import Share
-from compress.evaluation.logits import softmax
 from compress.evaluation.predictions import row_logits
 from compress.runs import soft_labels, task_stages
 from compress.runs.open_task import open_task
@@ -19,6 +18,7 @@ from compress.runs.task_inputs import TaskInputs
 from compress.settings import TaskSettings
 from compress.tasks import TOKEN_CLASSIFICATION
 from serve.errors import BadInput
+from serve.text.answers import softmax
 from serve.text.spans import words
 
 

@@ -234,7 +234,7 @@ def test_a_disk_that_fills_leaves_the_checkpoint_before_it_and_training_goes_on_
 
     try:
         with pytest.raises(
-            BadInput, match=r"checkpoint.safetensors could not be written: .* Free some space and run the same"
+            BadInput, match=r"checkpoint.safetensors could not be written: .* Make room, and give the same"
         ):
             train(
                 cramped,

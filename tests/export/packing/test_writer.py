@@ -7,7 +7,7 @@ import pytest
 from small_checkpoints import MAX_LENGTH, TAGS, Exported
 from tokenizers import Tokenizer
 
-import export.packing.writer
+import serve.files
 from export.packing.writer import pack, special_tokens_map
 from serve.bundle.manifest import ONNX_NAMES
 from serve.errors import BadInput, BundleError
@@ -158,7 +158,7 @@ def test_a_crash_midway_leaves_nothing(packed: Packer, tmp_path: Path, monkeypat
     def fail(folder: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(export.packing.writer, "write_through", fail)
+    monkeypatch.setattr(serve.files, "sync", fail)
     with pytest.raises(OSError, match="No space left"):
         packed(tmp_path / "places")
     assert entries(tmp_path) == []

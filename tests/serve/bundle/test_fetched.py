@@ -49,7 +49,7 @@ def left(cache: Path) -> list[str]:
 
 def test_a_bundle_of_a_url_is_fetched_once_and_answers(store: BundleStore, cache: Path) -> None:
     progress: list[tuple[int, int]] = []
-    folder = fetched.fetched(store.url("ner"), lambda done, whole: progress.append((done, whole)))
+    folder = fetched.open_remote(store.url("ner"), lambda done, whole: progress.append((done, whole))).path
     digest = open_bundle(store.root / "ner").manifest.digest
     assert folder == cache / "bundles" / digest
     assert left(cache) == [digest]

@@ -1,6 +1,5 @@
 """`--device cuda`: which file of a bundle answers, and what is refused before anything starts."""
 
-import argparse
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -11,7 +10,6 @@ import pytest
 from patience import PATIENCE_S
 from repository import ROOT
 
-from serve import settings as serve_settings
 from serve.bundle import runtimes, variant_choice
 from serve.bundle.manifest import Bundle
 from serve.bundle.runtimes import INSTALL_ONNXRUNTIME_GPU, gpu_lacks, gpus
@@ -19,6 +17,7 @@ from serve.bundle.variant_choice import choose, choose_for_gpu
 from serve.errors import BadInput, BundleError
 from serve.http.app import fronts_of
 from serve.model.pipeline import Pipeline
+from serve.settings import ServeSettings
 from serve.tasks import open_bundle
 from serve.workers.offline_pool import OfflinePool
 
@@ -130,14 +129,8 @@ def test_the_package_is_named_where_it_is_missing_and_the_driver_where_that_is(
 
 
 def test_a_gpu_has_one_worker_process_and_one_front_unless_more_are_given() -> None:
-    parser = argparse.ArgumentParser()
-    serve_settings.add_options(parser)
-
-    def fronts(*arguments: str) -> tuple[int, int]:
-        return fronts_of(serve_settings.settings_of(vars(parser.parse_args(["--device", "cuda", *arguments]))))
-
-    assert fronts() == (1, 1)
-    assert fronts("--processes", "3") == (1, 3)
+    assert fronts_of(ServeSettings(device="cuda")) == (1, 1)
+    assert fronts_of(ServeSettings(device="cuda", processes=3)) == (1, 3)
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:0", ""])

@@ -20,8 +20,8 @@ from serve.errors import GateMissed
 from serve.options import options_of
 from stillroom.cli import reference
 from stillroom.cli.main import GROUPS, guarded
-from stillroom.cli.options import Verb
-from stillroom.settings.evaluate import Evaluation
+from stillroom.verb import Verb
+from stillroom.verbs.evaluate import Evaluation
 
 VERBS = {str(verb.name): verb for verbs in GROUPS.values() for verb in verbs}
 
@@ -126,10 +126,10 @@ def test_every_verb_but_serve_prints_one_json_document() -> None:
 def test_a_missed_gate_is_one_document_and_exit_code_3(capfd: pytest.CaptureFixture[str]) -> None:
     missed = {"gates": [{"name": "int8 over fp32", "value": 0.9, "needed": 0.99, "passed": False}], "report": "r.html"}
 
-    def judge(settings: Evaluation) -> dict[str, object]:
+    def judge(**settings: object) -> dict[str, object]:
         raise GateMissed("No bundle was written: int8 keeps 0.9.", document=missed)
 
-    verb = Verb(judge, Evaluation, shown=print)
+    verb = Verb("judge", judge, Evaluation, help=None, show=print)
     assert guarded(lambda: verb.main(["--data", "x", "--json"], standalone_mode=False)) == 3
     captured = capfd.readouterr()
     assert json.loads(captured.out) == missed

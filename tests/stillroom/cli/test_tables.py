@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from stillroom.cli.make import show_run
 from stillroom.console import results
+from stillroom.verbs.run import show_run
 
 
 def write_report(out: Path, *, doubts: list[str]) -> dict[str, Any]:

@@ -12,12 +12,11 @@ from compress.runs.finetune import finetune
 from compress.runs.open_task import open_task
 from compress.settings import TaskSettings
 from serve.errors import BadInput
-from stillroom.api import export, load
+from stillroom import evaluate, export, load
 from stillroom.commands.compare.run import compare
-from stillroom.commands.evaluate.run import evaluate
 from stillroom.commands.profile.texts import given_texts
-from stillroom.settings.compare import Comparison
-from stillroom.settings.profile import Profiling
+from stillroom.verbs.compare import Comparison
+from stillroom.verbs.profile import Profiling
 
 TASK = "text-classification"
 STUDENT = "layers=2,hidden=32,heads=4,ffn=32"

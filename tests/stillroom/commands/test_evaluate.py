@@ -11,8 +11,8 @@ from small_task import write_rows
 import stillroom
 from serve.bundle.runtimes import gpu_lacks
 from serve.errors import BadInput
-from stillroom.cli.judge import show_evaluation
 from stillroom.commands.evaluate.run import LABEL_COLUMNS, label_rows, language_rows
+from stillroom.verbs.evaluate import show_evaluation
 
 ROWS: list[dict[str, object]] = [
     {"text": "please fly", "label": "book"},

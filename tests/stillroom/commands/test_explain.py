@@ -14,9 +14,9 @@ from small_task import examples, make_teacher, write_rows
 import stillroom
 from compress.tasks import TEXT_CLASSIFICATION
 from serve.errors import BadInput
-from stillroom.cli.judge import show_explained
+from stillroom import explain
 from stillroom.cli.main import app, guarded
-from stillroom.commands.explain.run import explain
+from stillroom.verbs.explain import show_explained
 
 Explain = Callable[..., dict[str, Any]]
 CLASSES = ("praise", "refund", "status")

@@ -119,8 +119,10 @@ def test_a_server_that_does_not_take_the_request_gets_no_load(run: Run, texts: P
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        pytest.param({"rate": 5.0, "bound_ms": 5.0}, "give one of them", id="rate-and-bound"),
-        pytest.param({"queries": 5, "seconds": 5.0}, "give one of them", id="queries-and-seconds"),
+        pytest.param({"rate": 5.0, "bound_ms": 5.0}, "--bound-ms and --rate are both given", id="rate-and-bound"),
+        pytest.param(
+            {"queries": 5, "seconds": 5.0}, "--seconds and --queries are both given", id="queries-and-seconds"
+        ),
         pytest.param({"rate": 0.0}, "--rate is 0", id="rate-0"),
         pytest.param({"rate": -3.0}, "--rate is -3", id="rate-below-0"),
         pytest.param({"rate": float("nan")}, "--rate is nan", id="no-number"),

@@ -20,13 +20,13 @@ from compress.models.shapes import Shape, shape_of
 from latency.analysis.latency_model import OPERATORS
 from serve.bundle.fetched import cache_folder
 from serve.errors import BadInput
-from stillroom.cli.make import show_search
-from stillroom.commands.search import search
+from stillroom import search
 from stillroom.report.search_page import as_good
 from stillroom.student_search import machine_latency, trials
 from stillroom.student_search.controller import Controller
 from stillroom.student_search.random_students import parameters, random_config, random_rows
 from stillroom.student_search.space import Space
+from stillroom.verbs.search import show_search
 
 Search = Callable[..., dict[str, Any]]
 SETTINGS: dict[str, Any] = {

@@ -5,12 +5,13 @@ are there, need not be computed again. The file has a line for each batch, in or
 file: two machines may write the same part at once, and a store cannot append.
 """
 
-import fcntl
 import hashlib
 import os
 from pathlib import Path
 
 import msgspec
+
+from serve.files import lock
 
 # The answer to a row as JSON, or why there is none: a code and a message.
 Outcome = bytes | tuple[str, str]
@@ -30,7 +31,7 @@ class KeptAnswers:
     def __enter__(self) -> "KeptAnswers":
         if self.path:
             self._file = self.path.open("a+b")
-            fcntl.flock(self._file, fcntl.LOCK_EX)  # a worker whose run was killed ends a moment after it
+            lock(self._file.fileno())  # a worker whose run was killed ends a moment after it
             self._file.seek(0)
             if self._file.readline() != self._key:
                 self._file.truncate(0)

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,9 @@ from serve.bundle.manifest import Bundle
 from serve.bundle.remote_files import is_url, shown
 from serve.bundle.variant_choice import choose
 from serve.errors import BadInput, StillroomError
+from serve.files import lock_at
 from serve.tasks import open_bundle
+from serve.wording import counted
 from serve.workers.supervisor import processes_for
 from stillroom.commands.annotate.bulk.annotator import Made
 from stillroom.commands.annotate.bulk.manifest import PartsManifest
@@ -39,7 +40,7 @@ from stillroom.commands.annotate.ctrl_c import ctrl_c_kept
 from stillroom.commands.annotate.reader import FORMATS, STDIN, Start, input_faults
 from stillroom.commands.annotate.tables import ERROR, SUFFIXES
 from stillroom.console import bar, say
-from stillroom.settings.annotate import Annotation
+from stillroom.verbs.annotate import Annotation
 
 LOCK = ".annotate.lock"
 LATE_S = 60.0  # the longest that NFS keeps a listing of a folder, by default
@@ -113,7 +114,7 @@ def annotate_files(settings: Annotation) -> dict[str, Any]:
 
 def summary(document: dict[str, Any]) -> Sequence[str]:
     """The line that ends a run."""
-    parts = f"{document['parts']:,} part{'s' * (document['parts'] != 1)}"
+    parts = counted(document["parts"], "part")
     if not document["rows"]:
         return [f"{document['input']} has no rows; nothing was done."]
     if document["texts_per_s"] is None:
@@ -122,7 +123,7 @@ def summary(document: dict[str, Any]) -> Sequence[str]:
     before = f" after {document['rows_before']:,} that were there" if document["rows_before"] else ""
     where = f" of Ray ({document['ray']})" if document["ray"] else ""
     return [
-        f"{done:,} row{'s' * (done != 1)}{before} of {document['files']:,} file{'s' * (document['files'] != 1)} by {document['model']} "
+        f"{counted(done, 'row')}{before} of {counted(document['files'], 'file')} by {document['model']} "
         f"({document['variant']}) in {document['seconds']:.1f} s: {document['texts_per_s']:,.0f} texts/s on {count} "
         f"process{'es' * (count != 1)}{where}. Output {document['output']} ({parts})"
     ]
@@ -237,14 +238,8 @@ def _alone(storage: Storage) -> Iterator[None]:
     with storage.refused():
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.path.samestat(os.fstat(descriptor), lock.stat()):  # the run that made it has ended and removed it
-                raise BlockingIOError
-        except (BlockingIOError, FileNotFoundError) as error:
-            raise BadInput(
-                f"another `annotate` is writing {storage.place}; wait for it, or give another --output"
-            ) from error
+        if not lock_at(lock, descriptor):
+            raise BadInput(f"another `annotate` is writing {storage.place}; wait for it, or give another --output")
         try:
             yield
         finally:
@@ -383,5 +378,5 @@ def _tell_bad_rows(made: Sequence[Made], job: Job) -> None:
     count = sum(found.bad.count for found in bad)
     listed = "\n".join(found.bad.as_lines(_namer(found)) for found in bad[:SHOWN_INPUTS])
     more = f"\n  ... and more in {len(bad) - SHOWN_INPUTS:,} other parts" if len(bad) > SHOWN_INPUTS else ""
-    has = "1 bad row has" if count == 1 else f"{count:,} bad rows have"
+    has = counted(count, "bad row has", "bad rows have")
     say(f"{has} an error in place of an answer ({ERROR}):\n{listed}{more}")

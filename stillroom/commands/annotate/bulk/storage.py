@@ -7,7 +7,6 @@ object once its upload is complete.
 import os
 import re
 import tempfile
-import uuid
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,18 +16,17 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol, cast
 
 from serve.bundle.remote_files import EXTRAS, is_url, scheme_of, shown, store_of
-from serve.bundle.replaced_files import sync
 from serve.bundle.store_files import listed, removed, tried
-from serve.errors import BadInput, no_room
+from serve.errors import BadInput
+from serve.files import PARTIAL, disk_errors_reported, no_room, replacing
 
 WILD = re.compile(r"[*?\[]")
 HIDDEN = (".", "_")  # files and folders with such names are no data, as for Spark, DuckDB and pyarrow
 # The bytes that one request to a store asks for while a file is read.
 BLOCK_BYTES = 4 * 2**20
 SHOWN_FILES = 5  # in a message
-PARTIAL = ".partial"
 UNFINISHED = ".unfinished"
-PARTIAL_NAME = re.compile(rf"\..+\.[0-9a-f]{{32}}{re.escape(PARTIAL)}")
+PARTIAL_NAME = re.compile(rf"\..+\.[0-9a-f]{{8,32}}{re.escape(PARTIAL)}")
 # The bytes of a name on a disk, less those that the name of a file beside it has more while it is written.
 MOST_NAME_BYTES = 255 - len(f"..{'0' * 32}{PARTIAL}")
 
@@ -277,17 +275,11 @@ class DiskFolder:
     def writing(self, name: str) -> Iterator[Path]:
         """A path beside the file `name`, which it is renamed to at the end."""
         target = self.path / name
-        # Two machines may write the same part, if one of them was thought dead.
-        beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}{PARTIAL}")
         with self.refused():
             target.parent.mkdir(parents=True, exist_ok=True)
-            try:
+            # Not alone: two machines may write the same part, if one of them was thought dead.
+            with replacing(target, synced=True) as beside:
                 yield beside
-                sync(beside)
-                os.replace(beside, target)
-                sync(target.parent)
-            finally:
-                beside.unlink(missing_ok=True)
 
     def unfinished(self, name: str) -> Path | None:
         """The file beside the file `name` that keeps what is known of it until it is there."""
@@ -311,18 +303,16 @@ class DiskFolder:
     @contextmanager
     def refused(self) -> Iterator[None]:
         """Turns an OSError of this folder into BadInput."""
-        try:
-            yield
-        except OSError as error:
-            if no_room(error):
+        with disk_errors_reported(self.place):
+            try:
+                yield
+            except OSError as error:
+                of_an_input = error.filename is not None and not str(error.filename).startswith(self.place)
+                if no_room(error) or of_an_input:
+                    raise
                 raise BadInput(
-                    f"{self.place} could not be written: {error.strerror}. Make room, and give the same command again"
+                    f"--output {self.place} cannot be written ({error.strerror or error}); give another folder"
                 ) from error
-            if error.filename is not None and not str(error.filename).startswith(self.place):
-                raise  # of an input
-            raise BadInput(
-                f"--output {self.place} cannot be written ({error.strerror or error}); give another folder"
-            ) from error
 
 
 class StoreFolder:
@@ -365,15 +355,11 @@ class StoreFolder:
         store, folder = self._store
         with tempfile.TemporaryDirectory(prefix="stillroom-") as here:
             local = Path(here) / "part"
-            try:
+            with disk_errors_reported(
+                f"{tempfile.gettempdir()}, where files are written before they are uploaded,",
+                if_full="Make room, or set TMPDIR to another folder",
+            ):
                 yield local
-            except OSError as error:
-                if no_room(error):
-                    raise BadInput(
-                        f"there is no room in {tempfile.gettempdir()}, where files are written before they are uploaded; make room, or set "
-                        "TMPDIR to another folder"
-                    ) from error
-                raise
             tried(self.place, name, lambda: store.put_file(str(local), f"{folder}/{name}"))
 
     def unfinished(self, name: str) -> Path | None:

@@ -166,7 +166,7 @@ def test_the_watch_goes_on_after_a_connection_that_it_fails_at(
     class Failing:
         unsent_bytes = 0
 
-        def look(self, now_s: float) -> None:
+        def check_timeouts(self, now_s: float) -> None:
             looks.append(now_s)
             raise ValueError("unforeseen")
 

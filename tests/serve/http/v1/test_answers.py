@@ -151,7 +151,7 @@ def test_one_context_for_many_questions_costs_no_more_than_a_body_could_hold(cli
         (
             "/v1/answer",
             {"question": "a", "context": "b", "min_score": 2},
-            "min_score is 2.0; give a number from 0 to 1",
+            "min_score is 2; give a number from 0 to 1",
         ),
         (
             "/v1/answer",

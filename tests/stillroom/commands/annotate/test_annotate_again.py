@@ -18,7 +18,7 @@ from serve.errors import BadInput, InternalError
 from serve.model.pipeline import Pipeline
 from stillroom.commands.annotate import runner
 from stillroom.commands.annotate.runner import annotate
-from stillroom.settings.annotate import Annotation
+from stillroom.verbs.annotate import Annotation
 
 
 def lines(file: Path) -> list[Any]:

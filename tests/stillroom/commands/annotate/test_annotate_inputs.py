@@ -22,7 +22,7 @@ from stillroom.commands.annotate import reader, rows
 from stillroom.commands.annotate.reader import InputFile, input_faults
 from stillroom.commands.annotate.rows import Columns
 from stillroom.commands.annotate.runner import annotate
-from stillroom.settings.annotate import Annotation
+from stillroom.verbs.annotate import Annotation
 
 
 def read(path: Path, **columns: Any) -> list[tuple[Any, str | None]]:

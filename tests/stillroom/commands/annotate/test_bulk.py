@@ -33,7 +33,7 @@ from stillroom.commands.annotate.bulk.run import annotate_files, is_bulk, summar
 from stillroom.commands.annotate.reader import InputFile
 from stillroom.commands.annotate.rows import Columns
 from stillroom.commands.annotate.runner import annotate
-from stillroom.settings.annotate import Annotation
+from stillroom.verbs.annotate import Annotation
 
 TEXTS = [f"{'please ' * (number % 5)}{['rome', 'fly to rome', 'fly'][number % 3]}" for number in range(23)]
 

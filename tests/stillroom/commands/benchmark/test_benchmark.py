@@ -12,12 +12,12 @@ from suite_files import glue, lines, squad, tagged, xnli
 from compress.data.labelled_files import read_examples
 from compress.tasks import TOKEN_CLASSIFICATION
 from serve.errors import BadInput
-from stillroom.cli.judge import show_benchmark
+from stillroom import benchmark
 from stillroom.commands.benchmark import training
 from stillroom.commands.benchmark.grids import tunings
-from stillroom.commands.benchmark.run import benchmark
 from stillroom.commands.benchmark.suites import GLUE, MLQA_LANGUAGES, XNLI_LANGUAGES, tasks_of
 from stillroom.report.benchmark_page import beside
+from stillroom.verbs.benchmark import show_benchmark
 
 QUICK: dict[str, Any] = {"threads": 1}
 

@@ -8,7 +8,7 @@ import pytest
 
 from serve.errors import BadInput
 from stillroom.commands.compare.run import compare
-from stillroom.settings.compare import Comparison
+from stillroom.verbs.compare import Comparison
 
 Given = Callable[..., Comparison]
 

@@ -11,7 +11,7 @@ from serve.errors import BadInput
 from stillroom.commands.profile.models import Ways, candidates_of
 from stillroom.commands.profile.run import profile_models
 from stillroom.commands.profile.texts import TIMED_TEXTS
-from stillroom.settings.profile import Profiling
+from stillroom.verbs.profile import Profiling
 
 NO_ONNX_CUDA = pytest.mark.skipif(not missing("onnxruntime", "cuda"), reason="onnxruntime has CUDA here")
 NO_TORCH_CUDA = pytest.mark.skipif(not missing("torch", "cuda"), reason="torch has CUDA here")

@@ -16,7 +16,7 @@ PROFILE = """
 import sys
 from pathlib import Path
 from stillroom.commands.profile.run import profile_models
-from stillroom.settings.profile import Profiling
+from stillroom.verbs.profile import Profiling
 
 settings = Profiling(seconds=6.0, tight=1e-9, batches=(1,), lengths=(8, 16), threads=1, bound_ms=50.0, sweep=True)
 profile_models([Path(sys.argv[1])], settings, out=Path(sys.argv[2]), command="profile it")

@@ -11,7 +11,7 @@ from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
 from stillroom.commands.profile.papers_table import runtimes
 from stillroom.commands.profile.run import for_the_paper, profile_paper, ways_of, with_lengths
-from stillroom.settings.profile import Profiling
+from stillroom.verbs.profile import Profiling
 
 
 def test_every_setting_that_cannot_be_is_named_in_one_message() -> None:

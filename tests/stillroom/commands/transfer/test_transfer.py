@@ -16,13 +16,13 @@ from compress.runs.resumable_stages import Workdir
 from compress.tasks import TEXT_CLASSIFICATION
 from serve.errors import BadInput
 from serve.options import make
-from stillroom.cli.make import show_transfer
+from stillroom import transfer
 from stillroom.commands.transfer import run, training
-from stillroom.commands.transfer.run import best_source, transfer
+from stillroom.commands.transfer.run import best_source
 from stillroom.commands.transfer.tasks import named_task, open_tasks
 from stillroom.commands.transfer.training import Cell, chosen_texts
 from stillroom.report.transfer_page import sentences
-from stillroom.settings.transfer import Transferring
+from stillroom.verbs.transfer import Transferring, show_transfer
 
 SETTINGS: dict[str, Any] = {
     "student": "layers=2,hidden=32,heads=4,ffn=64", "seeds": 2, "labels": (10, 60, 500), "teacher_epochs": 12,

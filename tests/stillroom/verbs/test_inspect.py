@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models
 from serve.bundle.manifest import SCHEMA_VERSION, canonical_json, digest, sha256_file
 from serve.errors import BundleError
 from serve.tasks import open_bundle
-from stillroom.commands.inspect import explain, inspected, labels_line
+from stillroom.verbs.inspect import inspect, labels_line, show_bundle
 
 
 @pytest.fixture
@@ -75,11 +75,11 @@ def test_the_kind_of_labels_and_the_labels_are_told(tmp_path: Path, capsys: pyte
         "single label, relations": write_relations_bundle(tmp_path / "relations"),
     }
     for kind, folder in made.items():
-        document = inspected(folder)
+        document = inspect(folder)
         assert (document["kind"], document["verified"]) == (kind, True)
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         assert {key: document[key] for key in manifest} == manifest
-        explain(open_bundle(folder))
+        show_bundle(document)
         shown = capsys.readouterr().out
         assert f"{folder.name}: {manifest['task']} ({kind}), up to 32 tokens; every file verified" in shown
         assert ("1 label: city" if kind.startswith("entities") else "3 labels: ") in shown
@@ -105,4 +105,4 @@ def test_many_labels_are_listed_in_lines_that_break_between_them(tmp_path: Path)
 def test_a_bundle_that_was_changed_is_not_inspected(bundle: Path) -> None:
     (bundle / "tokenizer.json").write_text("{}", encoding="utf-8")
     with pytest.raises(BundleError, match=r"tokenizer\.json"):
-        inspected(bundle)
+        inspect(bundle)

@@ -1,7 +1,11 @@
-"""`stillroom push`: a bundle to a URL, so that no reader sees a manifest whose files are not there."""
+"""Upload a bundle to a URL, which `serve` and other verbs then take.
+
+Every file is verified first, and the manifest is uploaded last. A bundle that is there already is not uploaded again.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,24 +26,41 @@ from serve.bundle.remote_files import (
 )
 from serve.bundle.store_files import listed, removed, tried
 from serve.errors import BadInput, BundleError
+from serve.options import Settings, make, setting
 from serve.tasks import open_bundle
-from stillroom.console import bar, say
+from stillroom.console import bar, result, say
 from stillroom.inputs.local_bundle import MB, local_bundle
-from stillroom.settings.push import Pushing
+from stillroom.verb import Argument, Document, FolderOrUrl, Verb
 
 HUB_FILES = (".gitattributes",)  # which the Hub makes with a repository
 HUB_CARD = "README.md"
 
 
-def push(place: Path | str, url: str, settings: Pushing) -> dict[str, Any]:
-    """Uploads the bundle `place` to `url`. Returns `bundle`, `url`, `name`, `digest`, `files`, `bytes`, `uploaded` and `replaced`.
+@dataclass(frozen=True)
+class Pushing(Settings):
+    """What an upload may do to what is there."""
+
+    replace: bool = setting(False, help="Replace another bundle at the URL, or upload the same one again.")
+    public: bool = setting(
+        False, help="Create the repository on the Hub for everyone to read, or push to a public one."
+    )
+
+
+def push(bundle: Path | str, url: str, **settings: Any) -> dict[str, Any]:
+    """Upload a bundle to `url`, which `Pipeline`, `evaluate` and `profile` then take in place of its folder.
+
+    Settings are the fields of `Pushing`: replace, public. Returns the document that `stillroom push --json` prints.
 
     On the Hub all is one commit. Elsewhere the files come first and the manifest last; a bundle that is replaced loses its manifest
     first, so that a reader finds the old bundle, none, or the new one.
 
     Raises:
-        BadInput: the bundle is damaged, the URL cannot be written, or it holds something else and `replace` is not set.
+        BadInput: the bundle is damaged, the URL cannot be written, or it holds something else and `replace` is not given.
     """
+    return _push(bundle, url, make(Pushing, settings, verb="push"))
+
+
+def _push(place: Path | str, url: str, settings: Pushing) -> dict[str, Any]:
     scheme = scheme_of(url)
     if scheme not in LIBRARIES and scheme != "hf":
         raise BadInput(
@@ -161,3 +182,30 @@ def _bar(sizes: dict[str, int]) -> Iterator[Callable[[int], None]]:
 
         drawn(0, whole)
         yield advance
+
+
+def show_push(document: Document) -> None:
+    """Prints what is now where."""
+    what = f"{document['name']} ({document['digest'][:12]}, {document['bytes'] / 1e6:.1f} MB)"
+    if document["uploaded"]:
+        result(f"{what} is at {document['url']}")
+    else:
+        result(f"{what} is at {document['url']} already; nothing was uploaded")
+
+
+VERB = Verb(
+    "push",
+    push,
+    Pushing,
+    help=__doc__,
+    arguments=(
+        Argument("bundle", "A bundle: its folder or URL.", type=FolderOrUrl()),
+        Argument("url", "Where to: s3://, gs://, az://, hf://OWNER/NAME or file://."),
+    ),
+    show=show_push,
+    examples=(
+        "stillroom push ner.bundle s3://models/ner",
+        "stillroom push ner.bundle hf://OWNER/ner",
+        "stillroom push ner.bundle gs://models/ner --replace",
+    ),
+)

@@ -1,4 +1,4 @@
-"""What `stillroom inspect` shows of a verified bundle."""
+"""Verify every file of a bundle and describe it."""
 
 import json
 from pathlib import Path
@@ -6,25 +6,31 @@ from typing import Any
 
 from serve.bundle.cpu import cpu_features, suits
 from serve.bundle.cpu_quota import read_cores, why
-from serve.bundle.manifest import MANIFEST, Bundle, Manifest
+from serve.bundle.manifest import MANIFEST, Manifest
+from serve.bundle.remote_files import shown
 from serve.bundle.variant_choice import choose
 from serve.errors import BundleError
 from serve.tasks import open_bundle, task_of
+from serve.wording import counted
 from stillroom.console import result, table
+from stillroom.inputs.local_bundle import local_bundle
+from stillroom.verb import Argument, Document, FolderOrUrl, Verb
 
 IN_ONE_LINE = 20  # labels; more are listed on lines of their own
 COLUMNS = 100  # width of these lines in characters
 
 
-def inspected(bundle: Path) -> dict[str, Any]:
+def inspect(bundle: Path | str) -> Document:
     """The manifest of a bundle with `verified`, `card_edited` and the `kind` of its labels, once every file is verified.
 
     Raises:
         BundleError: what is wrong with the bundle.
     """
-    opened = open_bundle(bundle)
-    document: dict[str, Any] = json.loads((bundle / MANIFEST).read_text(encoding="utf-8"))
-    return document | {"verified": True, "card_edited": opened.card_edited, "kind": _kind(opened.manifest)}
+    folder = local_bundle(bundle)
+    opened = open_bundle(folder)
+    document: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    checked = {"verified": True, "card_edited": opened.card_edited, "kind": _kind(opened.manifest)}
+    return document | checked | {"bundle": shown(bundle), "folder": str(folder)}
 
 
 def labels_line(manifest: Manifest) -> str:
@@ -33,16 +39,16 @@ def labels_line(manifest: Manifest) -> str:
     if sentence := task.answer_sentence(manifest):
         return sentence
     labels = task.label_names(manifest.labels)
-    count = f"{len(labels)} label{'s' * (len(labels) != 1)}"
+    count = counted(len(labels), "label")
     if len(labels) <= IN_ONE_LINE:
         return f"{count}: {', '.join(labels)}"
     lines = [""]
     for i, label in enumerate(labels, 1):
-        shown = label if i == len(labels) else f"{label},"
-        if len(lines[-1]) + len(shown) + 1 > COLUMNS or not lines[-1]:
-            lines.append(f"  {shown}")  # a line never breaks inside a label
+        word = label if i == len(labels) else f"{label},"
+        if len(lines[-1]) + len(word) + 1 > COLUMNS or not lines[-1]:
+            lines.append(f"  {word}")  # a line never breaks inside a label
         else:
-            lines[-1] += f" {shown}"
+            lines[-1] += f" {word}"
     return f"{count}:" + "\n".join(lines)
 
 
@@ -55,8 +61,9 @@ def _kind(manifest: Manifest) -> str:
     )
 
 
-def explain(bundle: Bundle) -> None:
+def show_bundle(document: Document) -> None:
     """Prints what the bundle is, which variant runs here, its measurements, and its files."""
+    bundle = open_bundle(Path(document["folder"]))
     manifest = bundle.manifest
     result(
         f"{manifest.name}: {manifest.task} ({_kind(manifest)}), up to {manifest.max_length} tokens; every file verified"
@@ -138,3 +145,13 @@ def _parity(parity: dict[str, Any]) -> list[list[str]]:
 def _numbers(row: dict[str, Any], keys: set[str]) -> bool:
     """Whether `row` has a number for each of `keys`."""
     return all(isinstance(row.get(key), int | float) for key in keys)
+
+
+VERB = Verb(
+    "inspect",
+    inspect,
+    help=__doc__,
+    arguments=(Argument("bundle", "A bundle: its folder or URL.", type=FolderOrUrl()),),
+    show=show_bundle,
+    examples=("stillroom inspect ner.bundle", "stillroom inspect https://example.com/models/ner"),
+)

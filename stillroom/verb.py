@@ -15,9 +15,9 @@ from click.shell_completion import CompletionItem
 from compress.settings import COLUMNS
 from serve.bundle.remote_files import is_url
 from serve.errors import BadInput, GateMissed
-from serve.options import Option, described, make, options_of
+from serve.options import Option, described, options_of
 from stillroom.console import console, libraries_speak
-from stillroom.settings.model_card import CARD
+from stillroom.settings import CARD
 
 LATER = (CARD, COLUMNS)
 NOT_SHOWN = re.compile(
@@ -31,27 +31,28 @@ Document = dict[str, Any]
 
 
 class Verb(click.Command):
-    """One verb: `call` returns its document, `shown` prints that for a person, and `--json` prints it unchanged.
+    """One verb: `call` returns its document, `show` prints that for a person, and `--json` prints it unchanged.
 
-    `call` gets the arguments by name, and as `settings` an instance of `kind`; with `raw`, a dictionary of the given values.
+    `call` gets the arguments and the given settings of `kind` by name, and None for a needed one that is missing: `make` names it.
     `--json` prints the document of a `GateMissed`, too. `then` is called last, and may raise a `GateMissed`.
     """
 
     def __init__(
         self,
+        name: str,
         call: Callable[..., Document | None],
         kind: Any = None,
         *,
+        help: str | None,
         arguments: Sequence[click.Parameter] = (),
         examples: Sequence[str] = (),
-        shown: Callable[[Any], None] | None = None,
+        show: Callable[[Any], None] | None = None,
         then: Callable[[Document], None] | None = None,
-        raw: bool = False,
     ) -> None:
-        self.call, self.kind, self.examples, self.shown, self.then, self.raw = call, kind, examples, shown, then, raw
+        self.call, self.kind, self.examples, self.show, self.then = call, kind, examples, show, then
         self.settings = options_of(kind) if kind else ()
-        params = [*arguments, *map(Setting, self.settings), *_common(shown is not None)]
-        super().__init__(call.__name__, params=params, help=call.__doc__, callback=self._run, context_settings=WIDTH)
+        params = [*arguments, *map(Setting, self.settings), *_common(show is not None)]
+        super().__init__(name, params=params, help=help, callback=self._run, context_settings=WIDTH)
 
     @property
     def summary(self) -> str:
@@ -64,20 +65,20 @@ class Verb(click.Command):
             libraries_speak()
         if as_json and str(given.get("output")) == "-":
             raise BadInput("--json and --output - both write to stdout; give --output a file.")
-        chosen = {option.name: value for option in self.settings if (value := given.pop(option.name)) not in (None, ())}
-        if self.kind:
-            given["settings"] = chosen if self.raw else make(self.kind, chosen, verb=self.name or "")
+        for option in self.settings:
+            if given[option.name] in (None, ()) and not option.required:
+                del given[option.name]
         try:
             document = self.call(**given)
         except GateMissed as missed:
             if as_json and missed.document:
                 print_json(missed.document)
             raise
-        if self.shown and document is not None:
+        if self.show and document is not None:
             if as_json:
                 print_json(document)
             else:
-                self.shown(document)
+                self.show(document)
         if self.then and document is not None:
             self.then(document)
 

@@ -1,0 +1,150 @@
+"""Files that a kill, a full disk or a second program must not damage: locks, files replaced in one step, and full disks."""
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from serve.errors import BadInput, StillroomError
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a full disk, a quota used up, a limit on the size of a file
+MOST_ARRAY_BYTES = 2**30  # of a JSON array, which is read whole, since it has no lines to split it at
+PARTIAL = ".partial"
+RESUME = "Make room, and give the same command again to resume"
+
+
+@contextmanager
+def locked(path: Path, *, shared: bool = False, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+    """Within this context no other process holds the lock file `path`, or none exclusively if `shared`. The file stays.
+
+    Waits for another process, and calls `waiting` first. The lock ends with this process, however that ends. Windows has no locks.
+    """
+    with path.open("a") as file:
+        if not lock(file.fileno(), shared=shared, wait=waiting is None) and waiting:
+            waiting()
+            lock(file.fileno(), shared=shared)
+        yield
+
+
+def lock(descriptor: int, *, shared: bool = False, wait: bool = True) -> bool:
+    """Locks an open file until it is closed. False if another process holds it, which is waited for unless `wait` is False."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return True
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
+
+
+def lock_at(path: Path, descriptor: int) -> bool:
+    """Locks the open file `path` until it is closed. False if another process holds it, or held and removed it since it was opened."""
+    try:
+        return lock(descriptor, wait=False) and os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def replacing(path: Path, *, alone: bool = False, synced: bool = False) -> Iterator[Path]:
+    """A temporary path beside `path` to write to. At the end it replaces `path`, or is deleted if writing failed.
+
+    A reader sees the old file or the new one, never half of one.
+
+    Args:
+        path: the file.
+        alone: no other process writes `path` meanwhile, so that the next call overwrites what a kill left.
+        synced: the file is on the disk at the end, also after a power cut.
+    """
+    beside = _beside(path, alone=alone)
+    try:
+        yield beside
+        if synced:
+            sync(beside)
+        os.replace(beside, path)
+        if synced:
+            sync(path.parent)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing_folder(folder: Path, *, alone: bool = False, synced: bool = False) -> Iterator[Path]:
+    """As `replacing`, for a folder: an empty one to fill, which replaces `folder`, or what is in its place, at the end.
+
+    No folder can replace a full one. The old one is moved aside first, and back if the new one cannot be renamed.
+    """
+    beside = _beside(folder, alone=alone)
+    aside = beside.with_suffix(".old")
+    for left in (beside, aside):  # by a kill
+        remove(left)
+    beside.mkdir(parents=True)
+    try:
+        yield beside
+        if synced:
+            for path in (*beside.rglob("*"), beside):
+                sync(path)
+        if os.path.lexists(folder):
+            os.rename(folder, aside)
+        try:
+            os.rename(beside, folder)
+        except OSError:
+            if os.path.lexists(aside):
+                os.rename(aside, folder)
+            raise
+        if synced:
+            sync(folder.parent)
+    finally:
+        remove(beside)
+    remove(aside)
+
+
+def remove(path: Path) -> None:
+    """Removes a folder or whatever is in its place, such as a link; not where that leads."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _beside(path: Path, *, alone: bool) -> Path:
+    return path.with_name(f".{path.name}{'' if alone else '.' + os.urandom(4).hex()}{PARTIAL}")
+
+
+def sync(path: Path) -> None:
+    """Syncs a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def no_room(error: BaseException) -> bool:
+    """Whether `error` says that the disk is full, a quota is used up, or the file is too large."""
+    if isinstance(error, OSError):
+        return error.errno in NO_ROOM
+    # Libraries in Rust have no errno.
+    return not isinstance(error, StillroomError) and any(f"(os error {each})" in str(error) for each in NO_ROOM)
+
+
+@contextmanager
+def disk_errors_reported(name: str | Path, *, if_full: str = RESUME, otherwise: str = "") -> Iterator[None]:
+    """Context for writing the file or folder `name`.
+
+    Raises:
+        BadInput: the disk is full, and `if_full` says what to do; or the system refuses otherwise, if `otherwise` says what to do.
+    """
+    try:
+        yield
+    except Exception as error:
+        why = getattr(error, "strerror", None) or error
+        if no_room(error):
+            raise BadInput(f"{name} could not be written: {why}. {if_full}") from error
+        if otherwise and isinstance(error, OSError):
+            raise BadInput(f"{name} cannot be written ({why}); {otherwise}") from error
+        raise

@@ -1,1 +1,0 @@
-"""The settings of each verb: one frozen dataclass per verb, without heavy imports, so that `stillroom --help` is quick."""
