@@ -364,7 +364,7 @@ def _converted(option: Option, value: Any) -> Any:
 
 def _in_range(option: Option, value: float) -> bool:
     return (
-        math.isfinite(value)
+        (isinstance(value, int) or math.isfinite(value))  # an integer may be too large for a float
         and (option.at_least is None or value >= option.at_least)
         and (option.above is None or value > option.above)
         and (option.at_most is None or value <= option.at_most)

@@ -148,7 +148,7 @@ def _key(call: Call, space: Space, machine: MachineFacts) -> str:
         if isinstance(value, int | float | str | bool) and not name.startswith("_") and not name.endswith("token_id")
     }
     decides = [
-        OPERATORS, {name: facts[name] for name in FACTS}, ort.__version__, trained_with("cpu"), config, call.task, call.labels,
+        OPERATORS, {name: facts[name] for name in FACTS}, ort.__version__, trained_with("cpu"), config, call.task.name, call.labels,
         call.tokens, call.threads, str(space.teacher), list(space.others), FITTED, CHECKED,
     ]  # fmt: skip
     return hashlib.sha256(canonical_json(decides)).hexdigest()[:16]

@@ -143,7 +143,7 @@ def test_a_head_gives_standard_numbers_in_training_and_the_datas_before_and_afte
     ids = torch.tensor([[2, 9, 11, 3]])
     new = model(ids).logits.detach()
     numbers = np.array([unit.mean - unit.deviation, unit.mean + unit.deviation])
-    number_head.start_head(model, cast(Any, SimpleNamespace(task=TASK, targets=[numbers])))
+    number_head.start_head(model, cast(Any, SimpleNamespace(task=TEXT_REGRESSION, targets=[numbers])))
     torch.testing.assert_close(
         model(ids).logits, unit.mean + unit.deviation * new, rtol=1e-6, atol=1e-6 * unit.deviation
     )

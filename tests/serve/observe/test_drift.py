@@ -9,6 +9,7 @@ from lookup_bundles import INTENTS, TAGS, VOCABULARY, city_table, intent_table, 
 from starlette.testclient import TestClient
 
 from compress.data.examples import Entity, Example
+from compress.tasks import TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
 from export.validation.temperature import validation_scores
 from serve.errors import BundleError
 from serve.http.app import create_app
@@ -89,8 +90,8 @@ def test_confidence_is_the_probability_of_the_likeliest_label_and_of_each_ones_l
 def test_what_is_served_is_as_sure_as_what_was_exported(entities_bundle: Path, intents_bundle: Path) -> None:
     texts = ["fly to rome", "new york please", "i love it", "münchen"]
     for bundle, task, labels in (
-        (entities_bundle, "token-classification", TAGS),
-        (intents_bundle, "text-classification", INTENTS),
+        (entities_bundle, TOKEN_CLASSIFICATION, TAGS),
+        (intents_bundle, TEXT_CLASSIFICATION, INTENTS),
     ):
         pipeline = Pipeline(bundle)
         encoded = task.encode(

@@ -13,7 +13,7 @@ from quick_search import quick_searches
 from small_task import examples, write_splits
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
-from compress.evaluation.metrics import Score
+from compress.evaluation.metrics import ACCURACY, Score
 from compress.models.families import family_of
 from compress.models.initialise import student_config
 from compress.models.shapes import Shape, shape_of
@@ -201,7 +201,7 @@ def test_the_controller_is_rewarded_by_the_papers_formula(monkeypatch: pytest.Mo
         budget_ms=1.0,
     )
     for score, shape in zip((0.7, 0.8, 0.9), suggested, strict=False):
-        found[shape] = trials.Trial(shape, Score(score, 0.0, 1.0), np.zeros((1, 3)), 1.0)
+        found[shape] = trials.Trial(shape, Score(score, 0.0, 1.0), np.zeros((1, 3)), ACCURACY, 1.0)
     first, second, _ = found
     assert first == fitting[3]
     assert dict(told) == {  # the third is learned once a fourth is asked for

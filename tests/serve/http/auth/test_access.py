@@ -269,7 +269,7 @@ def test_a_log_that_nobody_reads_costs_lines_and_not_answers(entities_bundle: Pa
             "1. --connections is 0; give a whole number from 1.\n2. --head-s is -1",
         ),
         (["--bodies-bytes", "10"], "give at least the 1,000,000 bytes of --body-bytes"),
-        (["--tls-key", "key.pem"], "give the certificate too"),
+        (["--tls-key", "key.pem"], "--tls-key needs --tls-cert"),
         (["--tls-cert", "nowhere.pem"], "the certificate nowhere.pem"),
     ],
 )

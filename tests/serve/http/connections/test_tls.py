@@ -308,7 +308,7 @@ def test_files_that_do_not_fit_are_told_by_name(folder: Path) -> None:
         (ServeSettings(tls_cert=server, tls_key=locked), "STILLROOM_TLS_PASSWORD"),
         (ServeSettings(tls_cert=server), "the key in it"),
         (ServeSettings(tls_cert=server, tls_key=folder / "server.key", tls_client_ca=locked), "--tls-client-ca"),
-        (ServeSettings(tls_client_ca=folder / "ca.pem"), "give the certificate too"),
+        (ServeSettings(tls_client_ca=folder / "ca.pem"), "--tls-client-ca needs --tls-cert"),
     ):
         with pytest.raises(BadInput, match=said):
             tls_context(settings)

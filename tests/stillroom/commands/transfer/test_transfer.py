@@ -281,7 +281,7 @@ def test_the_choice_reads_validation_and_not_test() -> None:
 
 FAULTS: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "no task": (lambda data: {"sources": (f"{data}/messages",)}, r"--source .*messages is not \[NAME=\]TASK:DATA\."),
-    "an unknown task": (lambda data: {"sources": (f"ner:{data}/messages",)}, "ner is no task. Give one of text-classification, token"),
+    "an unknown task": (lambda data: {"sources": (f"ner:{data}/messages",)}, "ner is no task. Give one of token-classification, text"),
     "questions": (
         lambda data: {"targets": (f"question-answering:{data}/messages",)}, "question-answering is not transferred. Give one of",
     ),
