@@ -11,7 +11,7 @@ from compress.distributed import warn
 from compress.models.configurations import in_one_line, quiet
 from compress.models.sentence_pooling import lowers_texts
 from serve.errors import BadInput, BundleError
-from serve.text.tokenizer import panics_are_errors, read_tokenizer, without_rowless_tokens
+from serve.text.tokenizer import drop_no_merges, panics_are_errors, read_tokenizer, without_rowless_tokens
 
 TOKENIZER_JSON, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 TOKENIZER_FILES = (TOKENIZER_JSON, "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
@@ -46,6 +46,13 @@ def fast_tokenizer(folder: Path, named: str, config: Any) -> Any:
     """
     theirs, fault = _by_class(folder)
     by_class: Tokenizer | None = theirs.backend_tokenizer if theirs and theirs.is_fast else None
+    model = (_json_in(folder / TOKENIZER_JSON) or {}).get("model")
+    stated = model.get("dropout") if isinstance(model, dict) else None
+    if dropout := (by_class and drop_no_merges(by_class)) or stated:
+        warn(
+            f"{named}: its tokenizer has a dropout of {dropout}, by which a text gets other tokens each time; it is switched off, in "
+            "training and in answers."
+        )
     own = by_class
     if (folder / TOKENIZER_JSON).is_file() and (theirs or _json_in(folder / TOKENIZER_CONFIG) is not None):
         in_file = _of_file(folder, named)

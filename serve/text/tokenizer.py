@@ -43,7 +43,7 @@ def panics_are_errors() -> Iterator[None]:
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer in `folder/tokenizer.json` as it was saved. BundleError when the file cannot be read."""
+    """The tokenizer in `folder/tokenizer.json` as it was saved, without dropout. BundleError when the file cannot be read."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise BundleError(f"{folder} has no tokenizer.json; save a fast tokenizer there")
@@ -53,7 +53,16 @@ def read_tokenizer(folder: Path) -> Tokenizer:
             tokenizer.num_special_tokens_to_add(False)  # panics where the post-processor is not whole
     except Exception as error:  # the Rust side raises plain Exception
         raise BundleError(f"{file} is not a tokenizer ({error}); save a fast tokenizer there") from error
+    drop_no_merges(tokenizer)
     return tokenizer
+
+
+def drop_no_merges(tokenizer: Tokenizer) -> float | None:
+    """Switch off the dropout of merges, by which a text gets other tokens each time; what it was, or None if it was off."""
+    dropout: float | None = getattr(tokenizer.model, "dropout", None) or None
+    if dropout is not None:
+        tokenizer.model.dropout = None
+    return dropout
 
 
 def without_rowless_tokens(tokenizer: Tokenizer, rows: int | None) -> Tokenizer:

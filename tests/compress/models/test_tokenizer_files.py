@@ -168,6 +168,17 @@ def test_a_vocabulary_without_a_token_for_unknown_words_is_refused_at_the_door(c
         open_tokenizer(open_model(str(checkpoint)))
 
 
+def test_the_dropout_of_a_tokenizer_is_left_out_and_told(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    merges = [("r", "o"), ("m", "e"), ("ro", "me")]
+    tokens = {token: id for id, token in enumerate(["[PAD]", "[UNK]", "r", "o", "m", "e", "ro", "me", "rome"])}
+    Tokenizer(models.BPE(tokens, merges, dropout=0.5, unk_token="[UNK]")).save(str(checkpoint / "tokenizer.json"))  # noqa: S106 - no password
+    (checkpoint / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    tokenizer = open_tokenizer(open_model(str(checkpoint)))
+    assert {tuple(tokenizer.encode("rome").ids) for _ in range(50)} == {(8,)}
+    assert "has a dropout of 0.5" in caplog.text
+    assert "different tokens" not in caplog.text
+
+
 def test_a_side_of_truncation_that_is_not_read_is_told(
     checkpoint: Path, change_json: Change, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -73,6 +73,14 @@ def test_a_word_that_a_vocabulary_without_unknown_words_lacks_fails_alone(with_t
         assert answers(server.url, ["rome", "oslo"]) == [200, 500, 200]
 
 
+def test_a_tokenizer_with_dropout_gives_equal_texts_the_same_tokens(with_tokenizer: Callable[..., Path]) -> None:
+    vocabulary = {"r": 4, "o": 5, "m": 6, "e": 7, "ro": 8, "me": 9, "rome": 10, "[UNK]": 1}
+    merges = [["r", "o"], ["m", "e"], ["ro", "me"]]
+    model = {"type": "BPE", "dropout": 0.5, "unk_token": "[UNK]", "vocab": vocabulary, "merges": merges}
+    tokenizer = Pipeline(with_tokenizer(model=model, post_processor=None, added_tokens=[])).tokenizer
+    assert {tuple(tokenizer.encode("rome").ids) for _ in range(50)} == {(10,)}
+
+
 def answers(url: str, texts: list[str]) -> list[int]:
     """The status for each text, then for the first one again."""
     asked = [httpx.post(f"{url}/v1/entities", json={"text": text}, timeout=60) for text in [*texts, texts[0]]]
