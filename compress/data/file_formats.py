@@ -257,8 +257,8 @@ def _table_rows(path: Path, columns: Columns, task: Task | None, faults: list[Fa
             else:
                 note(faults, Fault(str(path), line, _wrong_width(row.cells, header)))
     labels.discard("")
-    for line, count, _ in (each for each in doubtful if not labels.isdisjoint(each[2])):
-        note(faults, Fault(str(path), line, swallows(count)))
+    for line, count, within in (each for each in doubtful if not labels.isdisjoint(each[2])):
+        note(faults, Fault(str(path), line, swallows(count, 1 + len(within))))
 
 
 def _header(path: Path, columns: Columns, task: Task | None) -> tuple[str, list[str], str | None]:

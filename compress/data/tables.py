@@ -5,12 +5,14 @@ as text opens a cell too, and may close one some rows later: such a cell is a fa
 """
 
 import csv
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from compress.data.fields import MOST_CHARACTERS
 
 SEPARATORS = {".csv": ",;\t", ".tsv": "\t;,"}  # the usual one first
+LINE_END = re.compile(r"[\r\n]+")
 DOUBLE_IT = (
     'within a quoted cell write a quote as two (""), and not as \\"; put a text that begins with a quote into quotes'
 )
@@ -23,13 +25,13 @@ class TableRow(NamedTuple):
     lines: int
     fault: str | None = None
     within: Sequence[Sequence[str]] = ()
-    """By column what its cell would be in other rows, if each line of the row were a row; nothing where they cannot be."""
+    """By column what its cell would be in other rows, if each line of the row but blank ones were a row; nothing where they cannot be."""
 
 
-def swallows(lines: int) -> str:
-    """The fault of a row that is several."""
+def swallows(lines: int, rows: int) -> str:
+    """The fault of a row of `lines`, blank ones too, that is several `rows`."""
     return (
-        f"has a quote that opens a cell and one that closes it {_below(lines)}, so that {lines} rows "
+        f"has a quote that opens a cell and one that closes it {_below(lines)}, so that {rows} rows "
         f"would be read as one; {DOUBLE_IT}. If it is one cell, give JSON lines"
     )
 
@@ -58,29 +60,45 @@ def table_rows(lines: Iterable[str], separator: str) -> Iterator[TableRow]:
         except csv.Error as error:
             yield TableRow([], len(read), _why(error, len(read)))
             continue
-        rows = _rows_within(read, separator, width) if len(cells) == width else []
-        if rows and _are_rows(rows, separator, cells):
-            yield TableRow([], len(read), swallows(len(read)))
+        rows = _rows_within(read, separator, width, cells) if width and len(read) > 1 else []
+        if rows and (separator == "\t" or _are_rows(rows, cells)):
+            yield TableRow([], len(read), swallows(len(read), len(rows)))
             continue
         width = width or len(cells)
         yield TableRow(cells, len(read), within=_swallowed(rows))
 
 
-def _rows_within(lines: Sequence[str], separator: str, width: int) -> list[list[str]]:
-    """The fields of each of the lines that were read as one row; none if they are not all of `width` fields."""
-    rows = [line.rstrip("\r\n").split(separator) for line in lines]
-    return rows if len(rows) > 1 < width and all(len(row) == width for row in rows) else []
+def _rows_within(lines: Sequence[str], separator: str, width: int, cells: Sequence[str]) -> list[list[str]]:
+    """The fields of each of the lines that were read as one row of `cells`, without blank ones; none where these can be no rows.
 
-
-def _are_rows(rows: Sequence[Sequence[str]], separator: str, cells: Sequence[str]) -> bool:
-    """Whether each of the `rows` of fields that were read as one row of `cells` is a row of its own.
-
-    Between tabs that is never chance. Between commas it may be, in a text of several lines: so beside the text one of the row's own
-    values must be there again; or no field may be empty or have a blank around it, as parts of a sentence have, and beside the text
-    fields must look like those of the row: numbers, or words that begin with the same case. Only the row itself decides, so that it
-    is read alike from wherever the reading begins. A reader of whole files also looks for labels of other rows `within` a row.
+    Between commas all lines must have `width` fields. Between tabs one is enough, or one of as many as the row.
     """
-    if separator == "\t" or any(cell and cell in there for cell, there in zip(cells, _swallowed(rows), strict=True)):
+    rows = [line.rstrip("\r\n").split(separator) for line in lines if line.strip()]
+    if separator == "\t":
+        return rows if _has_row_in_a_cell(cells, {width, len(cells)}) else []
+    return rows if len(rows) > 1 < width == len(cells) and all(len(row) == width for row in rows) else []
+
+
+def _has_row_in_a_cell(cells: Sequence[str], widths: Collection[int]) -> bool:
+    """Whether a line that is read with tabs in a cell of several lines has as many fields as a row, with cells beside it."""
+    for place, cell in enumerate(cells):
+        first, *more = LINE_END.split(cell)
+        fields = [first.count("\t") + 1 + place, *(line.count("\t") + 1 for line in more)]
+        fields[-1] += len(cells) - 1 - place
+        if more and any("\t" in line and count in widths for line, count in zip([first, *more], fields, strict=True)):
+            return True
+    return False
+
+
+def _are_rows(rows: Sequence[Sequence[str]], cells: Sequence[str]) -> bool:
+    """Whether each of the `rows` of fields between commas that were read as one row of `cells` is a row of its own.
+
+    It may be chance, in a text of several lines: so beside the text one of the row's own values must be there again; or no field
+    may be empty or have a blank around it, as parts of a sentence have, and beside the text fields must look like those of the row:
+    numbers, or words that begin with the same case. Only the row itself decides, so that it is read alike from wherever the reading
+    begins. A reader of whole files also looks for labels of other rows `within` a row.
+    """
+    if any(cell and cell in there for cell, there in zip(cells, _swallowed(rows), strict=True)):
         return True
     if not all(field and field == field.strip() for row in rows for field in row):
         return False

@@ -19,6 +19,7 @@ from serve.text.spans import tag_runs
 from serve.wording import counted
 
 NO_LABEL = re.compile(r"[BIESLU]-")
+SEVERAL = re.compile(r"\s*[|,;]\s*")
 # A prefix in another case, with another separator, or behind the label.
 MISSPELT = (re.compile(r"(?P<prefix>[BIESLU])[-_:/.| ](?P<label>.+)", re.DOTALL | re.IGNORECASE),
             re.compile(r"(?P<label>.+)[-_:/.| ](?P<prefix>[BIESLU])", re.DOTALL | re.IGNORECASE))  # fmt: skip
@@ -110,6 +111,9 @@ def _wrong_alone(tags: frozenset[str], name: str) -> str | None:
         label_of(tag, name)
         if PREFIXED.fullmatch(tag) and tag[2:].lstrip() != tag[2:]:
             return f"`{name}` holds {tag!r}, whose label begins with space; remove the space"
+        parts = SEVERAL.split(tag)
+        if parts[1:] and all(part == OUTSIDE or PREFIXED.fullmatch(part) for part in parts):
+            return f"`{name}` holds {tag!r}, which is several tags; one tag a word is needed, so choose one"
         if NO_LABEL.fullmatch(tag):
             return f"has the tag {tag!r}, a prefix without a label; {A_TAG}"
     if outside := {"o", "0"} & tags:

@@ -72,6 +72,38 @@ def test_a_quote_that_is_text_is_a_fault_and_swallows_no_rows(
 
 
 @pytest.mark.parametrize(
+    ("header", "row", "below"),
+    [
+        ("text,label", '"Wow he said,pos\r\n\r\nthis is fine,neg\r\n\r\nlast one",pos\r\n', 4),
+        ("text,label", '"Wow he said,pos\r\r\nthis is fine,neg\r\r\nlast one",pos\r\r\n', 4),
+        ("text,label", '"Wow he said,Good\r\n\r\nthis is fine,pos\r\n\r\nlast one",neg\r\n', 4),
+        ("text\tlabel", '"Wow he said\tpos\n\nthis is fine\tneg\nlast one"\tpos\n', 3),
+        ("text\tlabel\tnote", '"Wow he said\tpos\nthis is fine\tneg\nlast one"\tpos\n', 2),
+        ("text\tlabel\tnote", '"Wow he said\tpos\nthis is fine\tneg\tn\nlast one"\tpos\tn\n', 2),
+        ("label\ttext", 'pos\t"Wow he said\n\nneg\tthis is fine\npos\tlast one"\n', 3),
+    ],
+)
+def test_blank_lines_and_short_rows_hide_no_quote_that_swallows_rows(
+    tmp_path: Path, header: str, row: str, below: int
+) -> None:
+    path = tmp_path / ("a.tsv" if "\t" in header else "a.csv")
+    ok = "pos\tok\n" if header.startswith("label") else "ok\tpos\n" if "\t" in header else "ok,pos\r\n"
+    path.write_text(f"{header}\n{row}{ok}", encoding="utf-8", newline="")
+    ((line, reason),) = trained_on(path)[1]
+    assert (line, f"closes it {below} lines below, so that 3 rows would be read as one" in reason) == (2, True)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_cells_of_several_lines_between_tabs_are_no_rows(tmp_path: Path, end: str) -> None:
+    path = tmp_path / "a.tsv"
+    texts = [f"Hi,{end}{end}I am late", f"one{end}two", f"a{end}tab\there{end}or there"]
+    notes = [f"my{end}note", f"its{end}{end}note", "x"]
+    rows = "".join(f'"{text}"\tpos\t"{note}"{end}' for text, note in zip(texts, notes, strict=True))
+    path.write_text(f"text\tlabel\tnote{end}{rows}{end}", encoding="utf-8", newline="")
+    assert trained_on(path) == annotated(path) == (texts, [])
+
+
+@pytest.mark.parametrize(
     "rows",
     [
         '"I like,positive\nfine by me,not sure\nall well",positive\n',

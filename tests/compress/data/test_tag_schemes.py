@@ -158,3 +158,18 @@ def test_numbers_for_tags_are_a_fault_that_asks_for_names(tmp_path: Path) -> Non
         read_examples(path, TOKEN_CLASSIFICATION)
     assert "train.jsonl, lines 1, 2, 3: `ner_tags` holds a number, but the file has no names" in str(caught.value)
     assert "write the label as a string" in str(caught.value)
+
+
+@pytest.mark.parametrize("tag", ["B-ORG|B-LOC", "B-city,B-org", "O|O", "B-a;I-b", "B-city, O"])
+def test_several_tags_in_one_cell_are_a_fault_that_asks_for_one_a_word(tmp_path: Path, tag: str) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps({"tokens": ["a", "b"], "tags": ["O", tag]}) + "\n", encoding="utf-8")
+    assert faults(path) == [
+        (1, f"`tags` holds {tag!r}, which is several tags; one tag a word is needed, so choose one")
+    ]
+
+
+def test_a_label_with_a_separator_is_one_tag(tmp_path: Path) -> None:
+    labels = ("a|b", "O,b", "R/D")
+    read = read_examples(rows(tmp_path / "a.jsonl", *(f"B-{label} O" for label in labels)), TOKEN_CLASSIFICATION)
+    assert [entity.label for each in read for entity in each.entities or ()] == [*labels]
