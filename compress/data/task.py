@@ -1,5 +1,6 @@
 """What the floors below `compress.tasks` know of a task: they are given this object, and never ask for its name. No torch."""
 
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,6 +29,7 @@ class Task(Protocol):
     """
 
     @property
+    @abstractmethod
     def name(self) -> "TaskName":
         """As settings and manifests have it."""
 
@@ -37,14 +39,17 @@ class Task(Protocol):
         return task_named(self.name)
 
     @property
+    @abstractmethod
     def columns(self) -> tuple[str, ...]:
         """The fields of `Columns` that its rows are read from."""
 
     @property
+    @abstractmethod
     def metric(self) -> "Metric":
         """How its answers are scored."""
 
     @property
+    @abstractmethod
     def head(self) -> "Head | None":
         """The head of its models; None for an encoder."""
 
@@ -100,15 +105,19 @@ class Task(Protocol):
         """The fields of a teacher's answer in a file, as messages name them; empty where no file has answers."""
         return ""
 
+    @abstractmethod
     def needed_columns(self, columns: "Columns", names: Container[str]) -> list[str]:
         """The fields of `Columns` that rows with `names` need."""
 
+    @abstractmethod
     def example_of(self, row: dict[str, Any], columns: "Columns") -> "Example":
         """The example of one row. ValueError describes the fault of a row."""
 
+    @abstractmethod
     def labels_in(self, examples: "Iterable[Example]") -> tuple[str, ...]:
         """The labels of `examples`, sorted; those of the model's outputs where answers are no labels."""
 
+    @abstractmethod
     def label_counts(self, examples: "Iterable[Example]") -> Counter[str]:
         """How often each label occurs in `examples`; for answers that are no labels, how often each kind of them does."""
 
@@ -150,6 +159,7 @@ class Task(Protocol):
 
     # Of training.
 
+    @abstractmethod
     def encode(self, examples: "Sequence[Example]", tokenizer: "Tokenizer", labels: Sequence[str]) -> "Encoded":
         """Tokenised `examples` with their targets; `labels` are those of a head by index, and other labels give no target."""
 
@@ -159,15 +169,19 @@ class Task(Protocol):
 
     # Of scores.
 
+    @abstractmethod
     def gold_of(self, example: "Example") -> "Prediction":
         """The correct answer to `example`."""
 
+    @abstractmethod
     def predictions(self, encoded: "Encoded", logits: "Sequence[np.ndarray]") -> "list[Prediction]":
         """The answers that serving gives from each text's `logits` (rows, labels)."""
 
+    @abstractmethod
     def prediction_of(self, answer: Mapping[str, Any], example: "Example") -> "Prediction":
         """A server's answer to the text of `example`."""
 
+    @abstractmethod
     def constant_predictions(self, encoded: "Encoded") -> "Iterator[list[Prediction]]":
         """The answers of models that give every text the same one, of which the best sets the level of chance."""
 
@@ -187,6 +201,7 @@ class Task(Protocol):
 
     # Of int8.
 
+    @abstractmethod
     def distance(self, expected: "Sequence[np.ndarray]", actual: "Sequence[np.ndarray]") -> tuple[float, float]:
         """Mean divergence of each text's `actual` logits from `expected` ones, and the share of rows whose answer differs."""
 

@@ -7,6 +7,7 @@ Classes: accuracy; if any number of labels may apply to a text, micro F1 over pa
 The metrics of numbers, vectors and answers to questions are in `numbers`, `vectors` and `questions`.
 """
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Metric:
+class Metric(ABC):
     """A metric of answers to texts: `rows` counts each text, and `of` is its value from the summed counts."""
 
     name: str
@@ -54,13 +55,13 @@ class Metric:
     further: str = ""
     """What has `further_scores`, as reports name them; empty where there are none."""
 
+    @abstractmethod
     def rows(self, gold: Answers, predicted: Answers) -> np.ndarray:
         """What is summed over texts, (texts, columns), for as many predictions as gold answers."""
-        raise NotImplementedError
 
+    @abstractmethod
     def of(self, sums: np.ndarray) -> np.ndarray:
         """The metric of summed rows (..., columns)."""
-        raise NotImplementedError
 
     def per_label(self, gold: Answers, predicted: Answers) -> dict[str, dict[str, Any]]:
         """For each label: precision, recall, f1 and support (how often it occurs in the gold); none where answers are no labels."""
