@@ -297,7 +297,9 @@ def rule_faults(settings: Any) -> list[str]:
         for either in options[name].needs.split():
             if not given & set(names := either.split("|")):
                 flags = " or ".join(options[other].flag for other in names)
-                faults.append(f"{flag} needs {flags}. Give it too, or leave {flag} out.")
+                faults.append(
+                    f"{flag} needs {flags}. Give {'one of them' if names[1:] else 'that'} too, or leave {flag} out."
+                )
         faults += [
             f"{flag} and {options[other].flag} are both given. Leave one of them out."
             for other in options[name].excludes.split()

@@ -8,11 +8,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-VERBS = (
+IN_PYTHON = (
     "run", "distill", "finetune", "export", "label", "select", "profile", "push", "benchmark", "search", "transfer", "evaluate", "explain",
     "load", "capacity",
 )  # fmt: skip
-_HOME = {name: f"stillroom.verbs.{name}" for name in VERBS} | {
+_HOME = {name: f"stillroom.verbs.{name}" for name in IN_PYTHON} | {
     "Pipeline": "serve.model.pipeline",
     "Generator": "compress.models.generator",
     "Client": "serve.client",

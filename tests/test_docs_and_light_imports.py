@@ -139,7 +139,8 @@ def test_the_calls_of_verbs_in_the_docs_have_settings_that_exist() -> None:
     from serve.options import make
 
     verbs = {
-        name: (getattr(stillroom, name), import_module(f"stillroom.verbs.{name}").VERB.kind) for name in stillroom.VERBS
+        name: (getattr(stillroom, name), import_module(f"stillroom.verbs.{name}").VERB.kind)
+        for name in stillroom.IN_PYTHON
     }
     seen = set()
     for page, block in fenced("python"):

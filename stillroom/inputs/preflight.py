@@ -79,6 +79,12 @@ def _texts_of(recipe: Recipe) -> list[str]:
     return [text for file in recipe.keep_words_of for text in read_texts(Path(file), columns, pairs=True)]
 
 
+def _check_rules(recipe: Recipe) -> None:
+    """Check that no setting lacks one that it needs, and none excludes another. BadInput for what is wrong."""
+    if faults := rule_faults(recipe):
+        raise BadInput(" ".join(faults))
+
+
 def work_of(out: Path) -> Path:
     """The working folder of a run with this `out`."""
     return out.with_name(f"{out.name}.work")
@@ -94,6 +100,7 @@ def prepare(recipe: Recipe, *, auto: bool = False) -> RunInputs:
     work = work_of(out)
     workdir = Workdir(work, show)
     checks: tuple[Callable[[], object], ...] = (
+        lambda: _check_rules(recipe),
         lambda: check_out(out),
         workdir.refuse_foreign,
         lambda: check_outside("--teacher", recipe.teacher, work) if recipe.teacher else None,
@@ -124,8 +131,6 @@ def prepare(recipe: Recipe, *, auto: bool = False) -> RunInputs:
 def _promise_texts(inputs: RunInputs) -> FurtherTexts:
     """The texts of --promise-data. BadInput where they cannot be used."""
     recipe = inputs.recipe
-    if faults := rule_faults(recipe):
-        raise BadInput(" ".join(faults))
     return read_further(
         "--promise-data", Path(recipe.promise_data), inputs.task, columns_of(recipe),
         [inputs.splits, *([inputs.outside] if inputs.outside else [])], inputs.labels, out_of_scope=recipe.out_of_scope,

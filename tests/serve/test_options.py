@@ -210,5 +210,5 @@ def test_settings_that_need_or_exclude_each_other_are_told() -> None:
     assert rule_faults(Brew(hot=True, spoon=True)) == rule_faults(Brew(ice=2, sugar="brown", tongs=True)) == []
     assert rule_faults(Brew(hot=True, ice=2, sugar="brown")) == [
         "--ice and --hot are both given. Leave one of them out.",
-        "--sugar needs --spoon or --tongs. Give it too, or leave --sugar out.",
+        "--sugar needs --spoon or --tongs. Give one of them too, or leave --sugar out.",
     ]

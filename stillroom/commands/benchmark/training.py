@@ -103,7 +103,7 @@ def _make(
         settings = FineTuning(
             model=str(opened.folder), task=task.kind.name, data=str(ready.folder), out=str(folder / MODEL), epochs=tuning.epochs,
             patience=0, learning_rate=tuning.learning_rate, batch=tuning.batch, max_length=length, new_head=True, seed=seed,
-            threads=given.threads,             precision=given.precision, device=given.device,
+            threads=given.threads, precision=given.precision, device=given.device,
         )  # fmt: skip
         said: list[str] = []
         fine_tune(settings, partial(_hear, said))

@@ -25,7 +25,6 @@ LEAST_TEXTS = 3
 
 def vector_document(model: str, folder: str, given: Evaluation) -> dict[str, Any]:
     """The document of an encoder of sentences, `model`, whose bundle or checkpoint is `folder` or has that name on the Hub."""
-
     from compress.evaluation.vectors import neighbour_accuracy, vector_scores
     from compress.input_errors import Faults
 

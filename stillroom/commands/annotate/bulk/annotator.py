@@ -140,9 +140,8 @@ class Annotator:
                     size_bytes, sha256 = path.stat().st_size, sha256_file(path)
                 kept.remove()
                 return Made(name, shown(part.source.place), rows, size_bytes, sha256, bad, file.unit)
-        except (
-            BadInput
-        ) as error:  # once that is put right, the part begins anew; what the system refused may pass, as a full disk
+        except BadInput as error:
+            # What the system refused may pass, such as a full disk; once anything else is put right, the part begins anew.
             if not isinstance(error.__cause__, OSError):
                 kept.remove()
             raise
