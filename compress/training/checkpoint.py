@@ -1,6 +1,7 @@
 """The state of a training in one safetensors file: weights, optimiser moments and progress. It is replaced atomically."""
 
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def load_checkpoint(
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
         stored = json.loads(metadata["progress"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        tensors = _named_as_in(model, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 - not a dict
     put_tensors(
         model, {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
     )
@@ -118,12 +119,20 @@ def own_tensors(model: Any) -> dict[str, Tensor]:
     return found
 
 
+def _named_as_in(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`tensors` of a checkpoint without the `student.` that earlier versions put before the names of every student's weights."""
+    if any(name.startswith("student.") for name, _ in model.named_parameters()):
+        return tensors
+    return {re.sub(r"^(model\.|optimizer\.\w+\.|)student\.", r"\1", name): value for name, value in tensors.items()}
+
+
 def put_tensors(model: Any, tensors: dict[str, Tensor]) -> None:
     """Load the result of `own_tensors` into `model`, or into one of the same structure.
 
     Raises:
         ValueError: the names differ from those of this model.
     """
+    tensors = _named_as_in(model, tensors)
     if set(tensors) != set(own_tensors(model)):
         raise ValueError(
             f"the checkpoint is of another model: {sorted(set(tensors) ^ set(own_tensors(model)))[:3]} differ"

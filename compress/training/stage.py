@@ -138,8 +138,7 @@ def train_stage(
             return step_losses(objective, teacher, student, family, part_of(batches.at(step), share), maps, remap)
 
         return train(
-            # The names of weights in checkpoints are those of earlier versions.
-            _Trained(student, maps) if maps.maps or stage.text == "corpus" else student,
+            _Trained(student, maps) if maps.maps else student,
             loss_at,
             schedule,
             folder=folder,

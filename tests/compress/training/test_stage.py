@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 import torch
 from encoders import encoder
 from every_stage import EVERY_STAGE, PIECES, SIZES, TaskText, models, silence_dropout, text_of
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from compress.data.corpus import CorpusText
 from compress.losses.outputs import total
@@ -19,6 +22,7 @@ from compress.methods.objectives import Projections, check_objective, layer_loss
 from compress.models.activations import read
 from compress.models.families import FAMILIES, layers_of
 from compress.models.shapes import Shape
+from compress.training.loop import CHECKPOINT
 from compress.training.stage import StageSettings, step_losses, train_stage
 from serve.errors import BadInput
 
@@ -96,6 +100,27 @@ def test_killed_and_resumed_it_ends_with_the_same_bits(method: str, tmp_path: Pa
         steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
         assert steps == list(range(1, 13))
         assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in whole.state_dict().items())
+
+
+@pytest.mark.parametrize("method", ["soft-labels", "minilmv2"])
+def test_a_training_that_an_earlier_version_left_goes_on_to_the_same_bits(method: str, tmp_path: Path) -> None:
+    stage = stages_of(method, SIZES)[-1]
+    whole, _ = run("bert", stage, tmp_path / "whole", steps=12)
+    teacher, broken = models("bert", stage)
+
+    def dying(done: int, steps: int, loss: float, tokens_per_s: float | None) -> None:
+        if done == 7:
+            raise KeyboardInterrupt
+
+    settings, folder = StageSettings(12, learning_rate=3e-3, checkpoint_every_s=0), tmp_path / "left"
+    with pytest.raises(KeyboardInterrupt):
+        train_stage(stage, teacher, broken, FAMILIES["bert"], text_of(stage), settings, folder=folder, report=dying)
+    with safe_open(folder / CHECKPOINT, framework="pt") as file:
+        metadata, names = file.metadata(), list(file.keys())
+        tensors = {re.sub(r"^(model|optimizer\.\w+)\.", r"\1.student.", name): file.get_tensor(name) for name in names}
+    save_file(tensors, folder / CHECKPOINT, metadata)
+    resumed, _ = run("bert", stage, folder, steps=12)
+    assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in whole.state_dict().items())
 
 
 def test_the_teacher_stays_as_it_was_and_so_does_what_is_not_trained(tmp_path: Path) -> None:
