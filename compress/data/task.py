@@ -1,9 +1,9 @@
 """What the floors below `compress.tasks` know of a task: they are given this object, and never ask for its name. No torch."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from serve.tasks import task_named
 from serve.tasks.served_task import ServedTask
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from serve.task import TaskName
 
 
-class Task(Protocol):
+class Task(ABC):
     """A task: what its rows hold, how a model learns and answers it, and how answers are scored.
 
     What has a body here holds for most tasks; the files of `compress.tasks` say the rest.

@@ -63,7 +63,7 @@ class Journal:
             self._take_up()
         else:
             self._file.truncate(0)
-            with replacing(self.lineage_file) as beside:
+            with replacing(self.lineage_file, alone=True) as beside:
                 beside.write_bytes(canonical_json(self.lineage))
         return self
 

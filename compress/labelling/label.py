@@ -25,7 +25,7 @@ from compress.labelling.journal import ERROR, TOKENS, Journal, fields_of
 from compress.labelling.prompts import system_prompt
 from compress.progress import Notify, advancing, message, silent
 from compress.settings import TASKS, Labelling
-from compress.tasks import LABELLED, task_named
+from compress.tasks import task_named, task_of
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
 from serve.options import rule_faults
@@ -206,9 +206,7 @@ def _opened_model(settings: Labelling) -> _Teacher:
     from compress.runs.stages import folder_fingerprint
 
     device = device_here(settings.device)
-    model = open_answering(
-        settings.checkpoint, LABELLED.values(), revision=settings.revision, max_length=settings.max_length
-    )
+    model = open_answering(settings.checkpoint, task_of, revision=settings.revision, max_length=settings.max_length)
     name = public_name_of(model.name, model.folder)
     lineage = {
         "model": name, "weights": folder_fingerprint(model.folder), "max_length": model.max_length, "device": device.type,

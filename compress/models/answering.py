@@ -1,6 +1,6 @@
 """A model that is asked for its answers alone, of any family that transformers has without code of its own."""
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -75,18 +75,20 @@ class AnsweringModel:
 
 
 def open_answering(
-    name: str, tasks: Iterable[Task], *, role: str = "--with", revision: str = "", max_length: int = 0
+    name: str, task_of: Callable[[Any], Task | None], *, role: str = "--with", revision: str = "", max_length: int = 0
 ) -> AnsweringModel:
     """The model in the folder `name`, or of that name on the Hub: `find_answering`, then `load_answering`."""
-    return load_answering(find_answering(name, tasks, role=role, revision=revision), max_length)
+    return load_answering(find_answering(name, task_of, role=role, revision=revision), max_length)
 
 
-def find_answering(name: str, tasks: Iterable[Task], *, role: str = "--with", revision: str = "") -> AnsweringTeacher:
+def find_answering(
+    name: str, task_of: Callable[[Any], Task | None], *, role: str = "--with", revision: str = ""
+) -> AnsweringTeacher:
     """The model in the folder `name`, or of that name on the Hub, checked and not loaded.
 
     Args:
         name: the folder or the name.
-        tasks: those whose heads may answer.
+        task_of: gives the task that a model with a configuration has a head for.
         role: the flag that named it.
         revision: a branch, tag or commit of the Hub's model; empty for its main branch.
 
@@ -96,7 +98,7 @@ def find_answering(name: str, tasks: Iterable[Task], *, role: str = "--with", re
     """
     named = f"{role} {name}"
     folder, config = open_unread(name, role, "a transformers folder of a model fine-tuned on a task", revision)
-    task = next((task for task in tasks if task.head and task.head.labels_in(config)), None)
+    task = task_of(config)
     if task and task.has_contexts:
         raise BadInput(
             f"{named} answers questions about a context, which no file of texts has. Give a model of classes, numbers or entities."
@@ -104,7 +106,6 @@ def find_answering(name: str, tasks: Iterable[Task], *, role: str = "--with", re
     if task is None:
         how = f": stillroom finetune --model {name} ..." if config.model_type in FAMILIES else " with transformers."
         raise BadInput(f"{named} {head_fault(config)}. Fine-tune it first{how}")
-    task = task.with_multi_label(config.problem_type == MULTI_LABEL)
     assert task.head
     labels = task.head.labels_in(config) or ()
     check_labels(labels, task, named)

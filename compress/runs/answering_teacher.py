@@ -16,7 +16,7 @@ from compress.models.heads import head_of
 from compress.models.initialise import differing_tokenizers, is_checkpoint, shape_in
 from compress.models.pretrained import open_model, open_unread
 from compress.settings import AUTO, TaskSettings
-from compress.tasks import LABELLED
+from compress.tasks import task_of
 from serve.errors import BadInput
 
 AnySettings = TypeVar("AnySettings", bound=TaskSettings)
@@ -35,7 +35,7 @@ def answering_teacher(settings: TaskSettings) -> AnsweringTeacher | None:
         return None
     folder, config = open_unread(name, "--teacher", "a transformers folder", settings.revision)
     if config.model_type not in FAMILIES or (head_of(config) and _reads_otherwise(folder, settings.start)):
-        return find_answering(name, LABELLED.values(), role="--teacher", revision=settings.revision)
+        return find_answering(name, task_of, role="--teacher", revision=settings.revision)
     return None
 
 

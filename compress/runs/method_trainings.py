@@ -129,7 +129,7 @@ def train(folder: Path, given: MethodInputs, link: Link, number: int, before: Pa
         if given.teacher_cache and stage.objective.can_be_kept:
             text = CachedTeacherText(text, _cached(given, link, theirs))
             details |= {"teacher_cache": text.cache.about["sha256"]}
-        train = partial(train_stage, stage, theirs, student, given.opened.family, text, settings)
+        learn = partial(train_stage, stage, theirs, student, given.opened.family, text, settings)
     else:
         labelled = given.labelled[stage.text]
         texts = labelled.train
@@ -145,12 +145,12 @@ def train(folder: Path, given: MethodInputs, link: Link, number: int, before: Pa
         if any(term.of == "classes" for term in stage.objective.outputs):
             every = validation_interval(settings.steps, -(-len(labelled.train) // given.batch))
             validation = validating(student, labelled.validation, labelled.gold, every)
-        train = partial(
+        learn = partial(
             train_on_task, stage, student, text, labelled.train, settings, teacher=theirs, validation=validation
         )
     maps = _maps(stage, theirs, student, before, given.settings.seed)
     with advancing(given.notify, stage.name) as shown:
-        progress = train(folder=folder / TRAINING, projections=maps, report=shown.step)
+        progress = learn(folder=folder / TRAINING, projections=maps, report=shown.step)
     if maps.state_dict():
         write_safetensors(folder / MAPS, maps.state_dict())
     warnings = loss_warnings(progress.loss, stage.name, given.notify)

@@ -122,7 +122,7 @@ def confidence(logits: Sequence[np.ndarray], *, multi_label: bool) -> float:
     """The mean probability of the likeliest answer, from each text's logits (rows, labels); 0.5 to 1 with `multi_label`."""
     rows = np.concatenate(logits).astype(np.float64)
     # For a label that applies or not, the likelier answer has the probability sigmoid(|x|).
-    likeliest = sigmoid(np.abs(rows)) if multi_label else softmax(rows, rows.dtype).max(axis=-1)
+    likeliest = sigmoid(np.abs(rows)) if multi_label else softmax(rows).max(axis=-1)
     return round(float(likeliest.mean()), 4)
 
 
@@ -179,7 +179,7 @@ def _carried(theirs: Encoded, ours: Encoded, index: int, logits: np.ndarray) -> 
     tags = with_prefixes(theirs.labels)
     answers = [
         WordAnswer(start, end, added_up(zip(tags, row.tolist(), strict=True)))
-        for (start, end), row in zip(given, softmax(logits, logits.dtype), strict=True)
+        for (start, end), row in zip(given, softmax(logits), strict=True)
     ]
     carried = carry_words(places, answers)
     assert carried is not None  # trimmed tokens are smaller, so they do not reach further into a text

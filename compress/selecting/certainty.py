@@ -25,7 +25,7 @@ def margins(
         return np.array([np.abs(2 / (1 + np.exp(-rows[0])) - 1).min() for rows in logits], dtype=np.float32)
     found = []
     for rows in logits:
-        first_two = np.sort(softmax(rows, rows.dtype), axis=1)[:, -2:]
+        first_two = np.sort(softmax(rows), axis=1)[:, -2:]
         # A text without words has nothing to be unsure of.
         found.append((first_two[:, -1] - first_two[:, 0]).mean() if len(rows) else 1.0)
     return np.array(found, dtype=np.float32)

@@ -24,7 +24,7 @@ from compress.runs.resumable_stages import check_writable
 from compress.selecting.certainty import margins
 from compress.selecting.neighbours import Nearest, distinct
 from compress.settings import Selecting
-from compress.tasks import LABELLED, task_named
+from compress.tasks import task_named, task_of
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
 from serve.files import replacing
@@ -104,7 +104,7 @@ def select(settings: Selecting, notify: Notify = silent) -> dict[str, Any]:
     rows = [_row(usable[place], cosine, splits.train[query]) for place, query, cosine in (found[i] for i in kept)]
     if model:
         rows = _least_sure(answering.on_device(model, device), texts, rows, settings.uncertain, notify)
-    with replacing(out) as beside:
+    with replacing(out, alone=True) as beside:
         beside.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     return {
         "out": str(out), "texts": len(rows), "bank": len(bank), "in_data": in_data, "repeated": repeated,
@@ -132,7 +132,7 @@ def _model(settings: Selecting, splits: Splits | None) -> "AnsweringModel | None
     if not settings.checkpoint:
         return None
     model = answering.open_answering(
-        settings.checkpoint, LABELLED.values(), revision=settings.revision, max_length=settings.max_length
+        settings.checkpoint, task_of, revision=settings.revision, max_length=settings.max_length
     )
     named = f"--with {settings.checkpoint}"
     if settings.task and model.task.name != settings.task:

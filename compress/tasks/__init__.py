@@ -1,5 +1,7 @@
 """The tasks, each in one file: looked up by name once, and passed on as an object. No torch before a model or a loss is asked for."""
 
+from typing import Any
+
 from compress.data.task import Task
 from compress.tasks.feature_extraction import FeatureExtraction
 from compress.tasks.question_answering import QuestionAnswering
@@ -7,10 +9,10 @@ from compress.tasks.text_classification import TextClassification
 from compress.tasks.text_regression import TextRegression
 from compress.tasks.token_classification import TokenClassification
 from serve.errors import BadInput
+from serve.text.labels import MULTI_LABEL
 
 TOKEN_CLASSIFICATION = TokenClassification()
 TEXT_CLASSIFICATION = TextClassification()
-MULTI_LABEL_CLASSIFICATION = TextClassification(multi_label=True)
 TEXT_REGRESSION = TextRegression()
 QUESTION_ANSWERING = QuestionAnswering()
 FEATURE_EXTRACTION = FeatureExtraction()
@@ -32,6 +34,7 @@ def task_named(name: str, *, multi_label: bool = False) -> Task:
     return TASKS[name].with_multi_label(multi_label)
 
 
-def task_of(config: object) -> Task | None:
-    """The task that a model with the configuration `config` has a head for; None if it has none."""
-    return next((task for task in LABELLED.values() if task.head and task.head.labels_in(config)), None)
+def task_of(config: Any) -> Task | None:
+    """The task that a model with the configuration `config` has a head for, of one label a text or any number; None if it has none."""
+    task = next((task for task in LABELLED.values() if task.head and task.head.labels_in(config)), None)
+    return task and task.with_multi_label(config.problem_type == MULTI_LABEL)

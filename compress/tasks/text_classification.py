@@ -173,7 +173,7 @@ class TextClassification(Task):
 
     def written_answer(self, encoded: Encoded, index: int, logits: np.ndarray) -> dict[str, Any]:
         """The probability of each label."""
-        probabilities = 1 / (1 + np.exp(-logits[0])) if self.multi_label else softmax(logits, logits.dtype)[0]
+        probabilities = 1 / (1 + np.exp(-logits[0])) if self.multi_label else softmax(logits)[0]
         return {"labels": written(probabilities, encoded.labels)}
 
 

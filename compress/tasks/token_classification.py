@@ -167,7 +167,7 @@ class TokenClassification(Task):
         return {
             "words": [
                 {"start": word.start, "end": word.end, "tags": written(probabilities, encoded.labels)}
-                for word, probabilities in zip(places, softmax(logits, logits.dtype), strict=True)
+                for word, probabilities in zip(places, softmax(logits), strict=True)
             ]
         }
 

@@ -15,7 +15,7 @@ from compress.data.batches import TaskText
 from compress.data.splits import read_splits
 from compress.methods.catalogue import LABELS
 from compress.models.pretrained import load, open_model, save_tokenizer
-from compress.tasks import MULTI_LABEL_CLASSIFICATION, TEXT_CLASSIFICATION
+from compress.tasks import TEXT_CLASSIFICATION
 from compress.training.stage import StageSettings, train_on_task, validating
 from serve.errors import BadInput
 from serve.http.app import create_app
@@ -70,9 +70,10 @@ def list_checkpoint(tmp_path_factory: pytest.TempPathFactory, shallow_teacher: P
     torch.manual_seed(0)  # of the new head: what ran before must not decide how well it learns
     splits, opened = read_splits(str(listed), TEXT_CLASSIFICATION), open_model(str(shallow_teacher))
     labels, tokenizer = splits.labels(TEXT_CLASSIFICATION), save_tokenizer(opened, folder)
-    model = load(opened, MULTI_LABEL_CLASSIFICATION, labels)
+    model = load(opened, TEXT_CLASSIFICATION.with_multi_label(True), labels)
     train, validation = (
-        MULTI_LABEL_CLASSIFICATION.encode(rows, tokenizer, labels) for rows in (splits.train, splits.validation)
+        TEXT_CLASSIFICATION.with_multi_label(True).encode(rows, tokenizer, labels)
+        for rows in (splits.train, splits.validation)
     )
     train_on_task(
         LABELS,

@@ -13,7 +13,7 @@ import stillroom as face
 from compress.data.labelled_files import read_examples
 from compress.labelling.by_model import ask_model
 from compress.models.answering import open_answering
-from compress.tasks import LABELLED, TOKEN_CLASSIFICATION
+from compress.tasks import TOKEN_CLASSIFICATION, task_of
 from serve.errors import BadInput
 from serve.text.labels import entity_labels
 
@@ -77,7 +77,7 @@ def test_tags_that_are_refused_in_data_are_refused_in_a_model_before_anything_is
         face.evaluate(str(model), tmp_path / "test.jsonl")
     (tmp_path / "test.jsonl").write_text('{"text": "a b"}\n')
     for use in (
-        lambda: open_answering(str(model), LABELLED.values()),
+        lambda: open_answering(str(model), task_of),
         lambda: face.explain(model, model, data=str(tmp_path / "test.jsonl"), out=str(tmp_path / "explained")),
         lambda: face.profile([model], data=str(tmp_path / "test.jsonl")),
     ):
@@ -131,7 +131,7 @@ def test_a_teachers_tags_are_learned_as_they_are_answered(
     from compress.data.examples import Example
     from compress.data.teacher_labels import read_teacher_labels
 
-    teacher = open_answering(str(checkpoint(tmp_path / "model", labels)), LABELLED.values())
+    teacher = open_answering(str(checkpoint(tmp_path / "model", labels)), task_of)
     ((*answers,),) = ask_model(teacher, [Example(text) for text in TEXTS], range(len(TEXTS)))
     file = tmp_path / "answers.jsonl"
     file.write_text("".join(json.dumps({"text": TEXTS[index]} | fields) + "\n" for index, fields in answers))

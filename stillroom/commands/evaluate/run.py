@@ -153,7 +153,6 @@ def _of_checkpoint(model: str, data: Path, given: Evaluation) -> _Answered:
     if task is None or given.task not in (None, task.name):
         why = f"has no head for {given.task}" if opened.has_head else head_fault(opened.config)
         raise BadInput(f"{model} {why}; `stillroom run` gives it one.")
-    task = task.with_multi_label(opened.multi_label)
     notes: list[str] = []
     examples = examples_of(data, given, task, notes)
     labels = opened.head_for(task) or ()

@@ -14,7 +14,7 @@ from compress.data.encoded import IGNORED
 from compress.data.examples import Entity, Example
 from compress.evaluation.metrics import ENTITY_F1, MICRO_F1
 from compress.evaluation.predictions import row_logits
-from compress.tasks import MULTI_LABEL_CLASSIFICATION, TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
+from compress.tasks import TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
 from serve.text.labels import bio_tags
 from serve.text.tokenizer import load_tokenizer
 
@@ -106,10 +106,10 @@ def test_lists_of_labels_survive_the_round_trip_and_are_matched_by_constant_answ
         Example("no", label=()),
         Example("a lamp to Oslo", label=("city", "item")),
     ]
-    encoded = MULTI_LABEL_CLASSIFICATION.encode(examples, load_tokenizer(folder, 64), names)
+    encoded = TEXT_CLASSIFICATION.with_multi_label(True).encode(examples, load_tokenizer(folder, 64), names)
     gold = [TEXT_CLASSIFICATION.gold_of(example) for example in examples]
     assert encoded.task.predictions(encoded, [targets * 10 - 5 for targets in encoded.targets]) == gold
-    unknown = MULTI_LABEL_CLASSIFICATION.encode(
+    unknown = TEXT_CLASSIFICATION.with_multi_label(True).encode(
         [Example("to Oslo", label=("city", "planet")), Example("to Oslo")], load_tokenizer(folder, 64), names
     )
     assert [targets.tolist() for targets in unknown.targets] == [[[1, 0, 0]], [[IGNORED] * 3]]
@@ -123,5 +123,7 @@ def test_lists_of_labels_survive_the_round_trip_and_are_matched_by_constant_answ
 
 
 def test_a_logit_of_nothing_is_no_label(folder: Path) -> None:
-    encoded = MULTI_LABEL_CLASSIFICATION.encode([Example("x")], load_tokenizer(folder, 64), ["a", "b", "c"])
+    encoded = TEXT_CLASSIFICATION.with_multi_label(True).encode(
+        [Example("x")], load_tokenizer(folder, 64), ["a", "b", "c"]
+    )
     assert encoded.task.predictions(encoded, [np.array([[0.0, 1e-6, -1e-6]], dtype=np.float32)]) == [{"b"}]

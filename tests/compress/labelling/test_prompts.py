@@ -7,7 +7,7 @@ import pytest
 
 from compress.data.examples import Example
 from compress.labelling.prompts import answer_of, system_prompt, user_prompt
-from compress.tasks import MULTI_LABEL_CLASSIFICATION, TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
+from compress.tasks import TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
 from serve.errors import BadInput
 
 LABELS = ("city", "item")
@@ -85,7 +85,7 @@ def test_labels_are_those_of_the_task(said: str, multi_label: bool, expected: di
 
 
 def test_instructions_name_the_labels_and_texts_are_given_as_they_are_read(tmp_path: Path) -> None:
-    for task in (TEXT_CLASSIFICATION, MULTI_LABEL_CLASSIFICATION, TOKEN_CLASSIFICATION):
+    for task in (TEXT_CLASSIFICATION, TEXT_CLASSIFICATION.with_multi_label(True), TOKEN_CLASSIFICATION):
         assert "- city\n- item\n" in system_prompt(None, task, LABELS)
     own = tmp_path / "own.txt"
     own.write_text("Pick one: {labels}")

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 import stillroom
 from compress.models.answering import open_answering
 from compress.models.pretrained import load, open_model
-from compress.tasks import LABELLED, TEXT_CLASSIFICATION
+from compress.tasks import TEXT_CLASSIFICATION, task_of
 from export.graph.exporter import export_graph
 from serve.errors import BadInput
 from serve.model.session import Session
@@ -57,7 +57,7 @@ def test_a_model_that_cannot_answer_is_refused_by_what_stands_in_its_configurati
     change_json("config.json", **changes)
     for refused in (
         lambda: stillroom.export(str(checkpoint), tmp_path / "out", latency_seconds=0),
-        lambda: open_answering(str(checkpoint), LABELLED.values()),
+        lambda: open_answering(str(checkpoint), task_of),
     ):
         with pytest.raises(BadInput) as told:
             refused()

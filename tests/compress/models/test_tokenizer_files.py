@@ -12,7 +12,7 @@ from compress.distributed import warn
 from compress.models.answering import open_answering
 from compress.models.pretrained import open_model, open_tokenizer, save_tokenizer
 from compress.models.tokenizer_files import PROBE
-from compress.tasks import LABELLED
+from compress.tasks import task_of
 from serve.errors import BadInput
 
 Change = Callable[..., None]
@@ -77,7 +77,7 @@ def test_a_model_reads_the_tokens_of_its_tokenizer_file(
     expected = ids_of(tokenizer, *texts)
     opened = open_model(str(checkpoint))
     assert ids_of(open_tokenizer(opened), *texts) == expected
-    assert ids_of(open_answering(str(checkpoint), LABELLED.values()).tokenizer, *texts) == expected
+    assert ids_of(open_answering(str(checkpoint), task_of).tokenizer, *texts) == expected
     if change in (kept_accents, kept_case) or (transformers.__version__ >= "5" and change is not words_of_its_own):
         assert "tokenizer.json" in caplog.text
         assert "different tokens" in caplog.text

@@ -15,7 +15,7 @@ from compress.data.examples import Example
 from compress.models.answering import open_answering
 from compress.models.sentence_encoder import open_encoder, sentence_vectors
 from compress.selecting.certainty import margins
-from compress.tasks import LABELLED
+from compress.tasks import task_of
 from serve.errors import BadInput
 
 
@@ -86,7 +86,7 @@ def test_of_the_nearest_those_are_kept_on_which_a_model_wavers(
     face.select([bank], task_data, tmp_path / "all.jsonl", **settings)
     face.select([bank], task_data, tmp_path / "few.jsonl", **settings, uncertain=7, checkpoint=str(tuned))
     everything, few = chosen(tmp_path / "all.jsonl"), chosen(tmp_path / "few.jsonl")
-    model = open_answering(str(tuned), LABELLED.values())
+    model = open_answering(str(tuned), task_of)
     lead = margins(model, [Example(row["text"]) for row in everything])
     expected = [everything[i]["text"] for i in np.argsort(lead, kind="stable")[:7]]
     assert [row["text"] for row in few] == expected
