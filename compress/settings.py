@@ -8,8 +8,8 @@ from compress.methods.presets import PRESETS, preset_of
 from compress.models.layer_maps import LAYER_MAPS
 from compress.models.shapes import FORM, STUDENTS, USUAL_STUDENT
 from compress.training.trackers import TRACKERS
+from serve.bundle.manifest import TaskName
 from serve.options import Settings, again, setting
-from serve.task import TaskName
 
 VECTORS = "feature-extraction"
 TASKS = tuple(task for task in get_args(TaskName) if task != VECTORS)  # those that labels teach

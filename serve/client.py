@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack, overload
 from urllib.parse import urlsplit
@@ -348,7 +347,8 @@ class Client:
 
     def _answered(self, method: str, path: str, body: bytes | None, deadline_s: float) -> _Answer:
         """The answer with status 200, after as many attempts as it takes and the client allows."""
-        for retry in count():
+        retry = 0
+        while True:
             try:
                 answer = self._exchange(method, path, body, deadline_s)
                 if answer.status == 200:
@@ -365,7 +365,7 @@ class Client:
             if retry == self.retries or not again or time.monotonic() + wait_s >= deadline_s:
                 raise error
             time.sleep(wait_s)
-        raise AssertionError("the loop has no end")
+            retry += 1
 
     def _failed(self, failure: Exception) -> StillroomError:
         """A connection's failure as an error."""

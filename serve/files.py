@@ -17,7 +17,7 @@ RESUME = "Make room, and give the same command again to resume"
 
 @contextmanager
 def locked(path: Path, *, shared: bool = False, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-    """Within this context no other process holds the lock file `path`, or none exclusively if `shared`. The file stays.
+    """Context that holds the lock file `path` alone, or with other readers if `shared`. The file is not removed.
 
     Waits for another process, and calls `waiting` first. The lock ends with this process, however that ends. Windows has no locks.
     """
@@ -74,12 +74,15 @@ def replacing(path: Path, *, alone: bool = False, synced: bool = False) -> Itera
 
 @contextmanager
 def replacing_folder(folder: Path, *, alone: bool = False, synced: bool = False) -> Iterator[Path]:
-    """As `replacing`, for a folder: an empty one to fill, which replaces `folder`, or what is in its place, at the end.
+    """An empty folder to fill beside `folder`. At the end it replaces `folder`, or is deleted if filling it failed.
 
-    No folder can replace a full one. The old one is moved aside first, and back if the new one cannot be renamed.
+    No folder can replace a full one, so the old one is moved aside first, and back if the new one cannot be renamed. A reader may
+    find none for that moment. After a kill in it, the next call with `alone` puts the old one back. Arguments as of `replacing`.
     """
     beside = _beside(folder, alone=alone)
     aside = beside.with_suffix(".old")
+    if os.path.lexists(aside) and not os.path.lexists(folder):
+        os.rename(aside, folder)
     for left in (beside, aside):  # by a kill
         remove(left)
     beside.mkdir(parents=True)
@@ -92,7 +95,7 @@ def replacing_folder(folder: Path, *, alone: bool = False, synced: bool = False)
             os.rename(folder, aside)
         try:
             os.rename(beside, folder)
-        except OSError:
+        except BaseException:
             if os.path.lexists(aside):
                 os.rename(aside, folder)
             raise

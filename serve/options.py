@@ -353,15 +353,20 @@ def _one(option: Option, value: Any) -> Any:
 
 
 def _converted(option: Option, value: Any) -> Any:
-    """`value` in the type of `option`: a number of numpy, a whole number as any number, a path as its text and the other way."""
+    """`value` in the type of `option`: a value of numpy, a whole number as any number, a path as its text and the other way."""
     if option.kind is Path and isinstance(value, str | Path):
         return Path(value)
     if option.kind is str and isinstance(value, Path):
         return str(value)
+    if option.kind is bool and type(value).__name__ in ("bool", "bool_"):  # of numpy
+        return bool(value)
     is_number = isinstance(value, Integral) or (option.kind is float and isinstance(value, Real))
     if option.kind not in (int, float) or not is_number or isinstance(value, bool):
         raise ValueError(f"{option.flag} is {value!r}; give {_needed(option)}")
-    return option.kind(value)
+    try:
+        return option.kind(value)
+    except OverflowError:  # a whole number that no float holds
+        raise ValueError(f"{option.flag} is {_plain(value)}; give {_needed(option)}") from None
 
 
 def _in_range(option: Option, value: float) -> bool:

@@ -22,7 +22,7 @@ def retry_after_s(header: str | None) -> float | None:
         return float(said)
     try:
         date = email.utils.parsedate_to_datetime(said)
-    except ValueError:
+    except (ValueError, OverflowError):  # of a number that no date has
         return None
     if date.tzinfo is None:
         date = date.replace(tzinfo=UTC)

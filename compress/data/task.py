@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from compress.evaluation.metrics import Answers, Metric, Prediction
     from compress.models.heads import Head
     from compress.models.number_head import Unit
-    from serve.task import TaskName
+    from serve.bundle.manifest import TaskName
 
 
 class Task(ABC):

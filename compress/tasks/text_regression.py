@@ -20,7 +20,7 @@ from compress.evaluation.metrics import Answers, Prediction
 from compress.evaluation.numbers import PEARSON, as_numbers, check_unit, distinguishable
 from compress.models.heads import NUMBER as NUMBER_HEAD
 from serve.errors import BadInput
-from serve.tasks.text_regression import NUMBER_DIGITS
+from serve.text.answers import NUMBER_DIGITS
 from serve.text.labels import NUMBER, REGRESSION
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from serve.task import TaskName
+from serve.bundle.manifest import TaskName
 from serve.text.entity_markers import MARKERS
 from serve.text.labels import entity_labels
 

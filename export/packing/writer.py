@@ -16,6 +16,7 @@ from serve.bundle.manifest import (
     MANIFEST,
     ONNX_NAMES,
     SCHEMA_VERSION,
+    TaskName,
     ValidationScores,
     canonical_json,
     digest,
@@ -23,7 +24,6 @@ from serve.bundle.manifest import (
 )
 from serve.errors import BadInput
 from serve.files import replacing_folder
-from serve.task import TaskName
 
 POOLING_FILES = ("modules.json", "1_Pooling/config.json", "sentence_bert_config.json")
 CHECKPOINT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from serve.bundle.manifest import TaskName
 from serve.bundle.runtimes import Device
-from serve.task import TaskName
 
 Runtime = Literal["torch", "torch-compile", "torch-cuda-graphs", "onnxruntime", "onnxruntime-tensorrt", "openvino"]
 Int64s = npt.NDArray[np.int64]

@@ -46,11 +46,14 @@ Progress = Callable[[int, int], None]
 """Called with the bytes that are there and those of the whole bundle."""
 
 
-def open_remote(url: str, progress: Progress | None = None, *, known: Collection[str] = ()) -> Bundle:
+def open_remote(
+    url: str, progress: Progress | None = None, *, check: Callable[[Manifest, str], None], known: Collection[str] = ()
+) -> Bundle:
     """The bundle at `url`, downloaded now or before, with every file checked.
 
     If `url` cannot be reached, its last bundle is taken from the cache, with a warning. The URL is not asked at all if its last
-    bundle has one of the digests `known`: that one is meant.
+    bundle has one of the digests `known`: that one is meant. `check` is called with a manifest and its place before anything of the
+    bundle is fetched.
 
     Raises:
         BundleError: there is no bundle, it may not be read, it differs from its manifest, or it cannot be written to the cache.
@@ -60,6 +63,7 @@ def open_remote(url: str, progress: Progress | None = None, *, known: Collection
         return bundle
     try:
         manifest, content = remote_manifest(url)
+        check(manifest, url)
         try:
             bundle = _cached(manifest.digest) or _download(url, manifest, content, progress or _logged(url))
         except Unreachable:
@@ -69,6 +73,7 @@ def open_remote(url: str, progress: Progress | None = None, *, known: Collection
             again, content = remote_manifest(url)
             if again.digest == manifest.digest:
                 raise
+            check(again, url)
             bundle = _cached(again.digest) or _download(url, again, content, progress or _logged(url))
     except Unreachable as fault:
         return _last_one(url, last, fault)

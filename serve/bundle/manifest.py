@@ -13,14 +13,18 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from serve.bundle.external_data import graph_fault
 from serve.errors import BadInput, BundleError
 from serve.observe.logs import plain
-from serve.task import TaskName
+
+# Those that a bundle may have; `serve.tasks` says what each is.
+TaskName = Literal[
+    "token-classification", "text-classification", "text-regression", "question-answering", "feature-extraction"
+]
 
 # 3: the digest leaves out model card and reports. In 1 and 2 it covers all files. All three versions can be read.
 # 2: each variant names the instruction sets that it needs. In 1 the bundle names them once.
@@ -60,7 +64,7 @@ class BundleFile(msgspec.Struct, frozen=True):
 
 
 class ValidationScores(msgspec.Struct, frozen=True):
-    """How sure a variant is of its answers to `texts` texts of validation (`serve.text.confidence`): mean and standard deviation.
+    """How sure a variant is of its answers to `texts` texts of validation (`serve.text.answers.confidence`): mean and standard deviation.
 
     And how many tokens they have; a mean of 0 stands for bundles of versions that did not say.
     """

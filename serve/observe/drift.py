@@ -20,7 +20,7 @@ log = logging.getLogger("serve")
 WINDOW_TEXTS = 250
 LONG_WINDOWS = 4
 ALARM_DEVIATIONS = 5.0
-# `confidence` is the mean of `serve.text.confidence` over texts, `tokens` that of their lengths.
+# `confidence` is the mean of `serve.text.answers.confidence` over texts, `tokens` that of their lengths.
 Quantity = Literal["confidence", "tokens"]
 # Where all texts of validation are alike, a change by less than a third of this is no alarm.
 LEAST_DEVIATION = {"confidence": 0.01, "tokens": 0.5}

@@ -44,7 +44,19 @@ def open_bundle(path: Path | str, *, known: Collection[str] = ()) -> Bundle:
 
     A URL whose last bundle has one of the digests `known` is not asked again.
     """
-    bundle = open_remote(str(path), known=known) if is_url(path) else read_bundle(Path(path))
-    if faults := list(TASKS[bundle.manifest.task].manifest_faults(bundle.manifest)):
-        raise BundleError(f"{shown(path)}/{MANIFEST}: {'; '.join(faults)}; export the bundle again")
+    if is_url(path):
+        return open_remote(str(path), check=check_manifest, known=known)
+    bundle = read_bundle(Path(path))
+    check_manifest(bundle.manifest, path)
     return bundle
+
+
+def check_manifest(manifest: Manifest, place: Path | str) -> None:
+    """Check that the manifest of the bundle at `place` has what its task needs.
+
+    Raises:
+        BundleError: it has not.
+    """
+    # By the name of the task: whether it may have relations is what is checked.
+    if faults := list(task_named(manifest.task).manifest_faults(manifest)):
+        raise BundleError(f"{shown(place)}/{MANIFEST}: {'; '.join(faults)}; export the bundle again")

@@ -13,11 +13,9 @@ from serve.errors import BadInput
 from serve.settings import Limits
 from serve.tasks.request_fields import ModelName, Text, Truncate, answer_options
 from serve.tasks.served_task import Endpoint, ModelFacts, ReadText, ServedTask
-from serve.text.answers import AnswerOptions, EncodingFormat
+from serve.text.answers import NUMBER_DIGITS, AnswerOptions, EncodingFormat
 from serve.text.inputs import TextWork, text_works
 
-# A number may be of any size; float32 holds about so many of its digits.
-NUMBER_DIGITS = 7
 # Of a number of a vector of length 1; shorter in JSON than all the digits of its float32.
 VECTOR_DECIMALS = 7
 
@@ -161,7 +159,6 @@ FEATURE_EXTRACTION = FeatureExtraction(
     name="feature-extraction",
     per_token=False,
     reads_pairs=False,
-    labelled=False,
     manifest_kinds=(),
     kind="feature-extraction",
     one_text="gives a vector to",

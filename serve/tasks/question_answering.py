@@ -141,7 +141,6 @@ QUESTION_ANSWERING = QuestionAnswering(
     name="question-answering",
     per_token=True,
     reads_pairs=True,
-    labelled=True,
     manifest_kinds=("pairs",),
     kind="question-answering",
     one_text="",

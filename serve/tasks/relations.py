@@ -213,7 +213,6 @@ RELATIONS = Relations(
     name="text-classification",
     per_token=False,
     reads_pairs=False,
-    labelled=True,
     manifest_kinds=("multi_label", "relations", "pairs"),
     kind="relations",
     one_text="is for relations in",

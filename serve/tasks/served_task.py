@@ -12,10 +12,9 @@ import msgspec
 import numpy as np
 from tokenizers import Encoding
 
-from serve.bundle.manifest import Bundle, Manifest, label_faults
+from serve.bundle.manifest import Bundle, Manifest, TaskName, label_faults
 from serve.errors import BadInput
 from serve.settings import Limits
-from serve.task import Task
 from serve.tasks.request_fields import options_of
 from serve.text.answers import AnswerOptions, OffsetUnit, confidence
 from serve.text.inputs import TextWork, estimated_tokens
@@ -67,17 +66,17 @@ def model_facts(bundle: Bundle, variant: str, marker_ids: frozenset[int] = froze
     """The facts of a variant of `bundle`."""
     manifest, described = bundle.manifest, bundle.variant(variant)[1]
     return ModelFacts(
-        manifest.labels,
-        manifest.multi_label,
-        manifest.name,
-        variant,
-        manifest.max_length,
-        manifest.vector_width,
-        manifest.normalised,
-        described.temperature,
-        described.abstain_below,
-        described.promises,
-        marker_ids,
+        labels=manifest.labels,
+        multi_label=manifest.multi_label,
+        name=manifest.name,
+        variant=variant,
+        max_length=manifest.max_length,
+        vector_width=manifest.vector_width,
+        normalised=manifest.normalised,
+        temperature=described.temperature,
+        abstain_below=described.abstain_below,
+        promises=described.promises,
+        marker_ids=marker_ids,
     )
 
 
@@ -94,9 +93,14 @@ class ReadText(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class ServedTask(Task, ABC):
+class ServedTask(ABC):
     """A task of the server and of `Pipeline`."""
 
+    name: TaskName
+    per_token: bool
+    """Whether the model gives numbers to each token; otherwise it gives them to each text."""
+    reads_pairs: bool
+    """Whether it may read two texts at once."""
     manifest_kinds: tuple[str, ...]
     """Which of the flags `multi_label`, `relations` and `pairs` a manifest of it may have."""
     kind: str
@@ -198,6 +202,7 @@ class ServedTask(Task, ABC):
 
     def check_work(self, work: TextWork, model: ModelFacts) -> None:
         """BadInput for a text that cannot be answered."""
+        return None
 
     def read(self, work: TextWork, encoding: Encoding, model: ModelFacts) -> Row | WindowedText:
         """The row that the model reads of a text, which is its `encoding` unless that is too long; or its windows."""

@@ -105,7 +105,6 @@ TEXT_CLASSIFICATION = TextClassification(
     name="text-classification",
     per_token=False,
     reads_pairs=True,
-    labelled=True,
     manifest_kinds=("multi_label", "relations", "pairs"),
     kind="text-classification",
     one_text="",

@@ -10,10 +10,8 @@ from serve.bundle.manifest import Manifest
 from serve.settings import Limits
 from serve.tasks.request_fields import ModelName, Text, TextPair, Truncate, answer_options
 from serve.tasks.served_task import Endpoint, ModelFacts, ReadText, ServedTask, scores_in
+from serve.text.answers import NUMBER_DIGITS
 from serve.text.inputs import TextWork, text_works
-
-# A number may be of any size; float32 holds about so many of its digits.
-NUMBER_DIGITS = 7
 
 
 class NumberAnswer(TypedDict):
@@ -69,7 +67,6 @@ TEXT_REGRESSION = TextRegression(
     name="text-regression",
     per_token=False,
     reads_pairs=True,
-    labelled=True,
     manifest_kinds=("pairs",),
     kind="text-regression",
     one_text="",

@@ -123,7 +123,6 @@ TOKEN_CLASSIFICATION = TokenClassification(
     name="token-classification",
     per_token=True,
     reads_pairs=False,
-    labelled=True,
     manifest_kinds=(),
     kind="token-classification",
     one_text="finds entities in",

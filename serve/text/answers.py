@@ -15,6 +15,8 @@ EncodingFormat = Literal["float", "base64"]
 
 # Six decimals keep all that float32 logits determine, and are short in JSON.
 SCORE_DECIMALS = 6
+# A number may be of any size; float32 holds about so many of its digits.
+NUMBER_DIGITS = 7
 WIDEST_VECTOR = 1_000_000  # numbers, as `MOST_LABELS`
 # More labels than any model has. A bound is needed: the message to the worker process holds 64-bit integers only.
 MOST_LABELS = 1_000_000

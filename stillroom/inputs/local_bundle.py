@@ -4,6 +4,7 @@ from pathlib import Path
 
 from serve.bundle.fetched import open_remote
 from serve.bundle.remote_files import is_url
+from serve.tasks import check_manifest
 from stillroom.console import bar
 
 MB = 1_000_000
@@ -18,4 +19,6 @@ def local_bundle(place: Path | str) -> Path:
     if not is_url(place):
         return Path(place)
     with bar("fetch, in MB") as shown:
-        return open_remote(str(place), lambda done, whole: shown(done // MB, -(-whole // MB))).path
+        return open_remote(
+            str(place), lambda done, whole: shown(done // MB, -(-whole // MB)), check=check_manifest
+        ).path

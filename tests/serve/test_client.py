@@ -435,3 +435,8 @@ def test_its_page_names_every_option() -> None:
     for method, kind in kinds.items():
         (listed,) = re.findall(rf"^\| `{method}\([^|]* \| ([^|]+) \|", page, re.MULTILINE)
         assert re.findall(r"`(\w+)`", listed) == list(kind.__annotations__)
+
+
+@pytest.mark.parametrize("said", ["1 Jan 99999999999999999999 00:00:00 GMT", "soon", "-1", "1e9", ""])
+def test_a_retry_after_that_says_nothing_is_as_if_it_were_not_there(said: str) -> None:
+    assert retry_after_s(said) is None

@@ -46,6 +46,15 @@ def test_a_folder_is_replaced_in_one_step_and_stays_if_filling_it_fails(tmp_path
     assert [path.name for path in tmp_path.rglob("*")] == ["bundle", "new"]
 
 
+def test_a_folder_that_a_kill_left_aside_is_back_before_the_next_is_filled(tmp_path: Path) -> None:
+    target = tmp_path / "cache"
+    (tmp_path / ".cache.old").mkdir()  # the kill was between the two renames
+    (tmp_path / ".cache.old" / "kept").touch()
+    with pytest.raises(KeyError), replacing_folder(target, alone=True):
+        raise KeyError
+    assert [path.name for path in tmp_path.rglob("*")] == ["cache", "kept"]
+
+
 def test_a_lock_is_waited_for_with_a_note_and_a_removed_file_is_not_locked(tmp_path: Path) -> None:
     path, noted = tmp_path / "lock", threading.Event()
 

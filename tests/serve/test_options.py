@@ -194,6 +194,9 @@ def test_a_setting_of_another_class_keeps_what_is_not_changed() -> None:
 def test_numbers_of_numpy_are_numbers() -> None:
     options = AnswerOptions(top_k=np.int64(3), min_score=np.float32(0.5))  # type: ignore[arg-type]
     assert (options.top_k, type(options.top_k), options.min_score) == (3, int, 0.5)
+    assert AnswerOptions(truncate=np.bool_(True)).truncate is True  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match=r"^min_score is 10,000,.*; give a number from 0 to 1$"):
+        AnswerOptions(min_score=10**400)
     with pytest.raises(BadInput, match=r"^top_k is 3\.0; give a whole number from 1 to 1,000,000$"):
         AnswerOptions(top_k=3.0)  # type: ignore[arg-type]
 

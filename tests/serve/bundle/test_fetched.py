@@ -1,5 +1,6 @@
 """Bundles of URLs: whatever goes wrong on the way, what is opened is whole, and nothing half-fetched is left."""
 
+import json
 import logging
 import os
 import random
@@ -19,8 +20,10 @@ from patience import PATIENCE_S
 from benchmarks.export.corruptions import KINDS
 from serve import Pipeline, open_bundle
 from serve.bundle import fetched, remote_files
+from serve.bundle.manifest import canonical_json, digest
 from serve.bundle.remote_files import Absent, Refused, Unreachable, is_url, shown
 from serve.errors import BundleError
+from serve.tasks import check_manifest
 
 MODEL = "model.onnx"
 
@@ -49,13 +52,24 @@ def left(cache: Path) -> list[str]:
 
 def test_a_bundle_of_a_url_is_fetched_once_and_answers(store: BundleStore, cache: Path) -> None:
     progress: list[tuple[int, int]] = []
-    folder = fetched.open_remote(store.url("ner"), lambda done, whole: progress.append((done, whole))).path
+    show = lambda done, whole: progress.append((done, whole))  # noqa: E731
+    folder = fetched.open_remote(store.url("ner"), show, check=check_manifest).path
     digest = open_bundle(store.root / "ner").manifest.digest
     assert folder == cache / "bundles" / digest
     assert left(cache) == [digest]
     assert progress[-1][0] == progress[-1][1] > 1000
     assert Pipeline(store.url("ner") + "/")("fly to Rome")["entities"][0]["text"] == "Rome"
     assert (store.count(MODEL), store.count("tokenizer.json"), store.count("manifest.json")) == (1, 1, 2)
+
+
+def test_a_bundle_that_its_task_does_not_allow_is_refused_before_it_is_fetched(store: BundleStore, cache: Path) -> None:
+    good = open_bundle(store.url("ner")).manifest.digest
+    path = store.root / "ner" / "manifest.json"
+    document = json.loads(path.read_text()) | {"task": "text-regression", "labels": ["a", "b"]}
+    path.write_bytes(canonical_json(document | {"digest": digest(document)}))
+    with pytest.raises(BundleError, match="gives a text one number, and there are 2 labels"):
+        open_bundle(store.url("ner"))
+    assert (left(cache), store.count(MODEL)) == ([good], 1)
 
 
 @pytest.mark.parametrize("how", [503, 500, 429, 408, CUT, DROPPED])

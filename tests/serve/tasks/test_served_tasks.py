@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from serve.task import TaskName
+from serve.bundle.manifest import TaskName
 from serve.tasks import SERVED_TASKS, TASKS, open_bundle, task_named, task_of
 from serve.tasks.relations import RELATIONS
 
