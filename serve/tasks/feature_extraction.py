@@ -1,7 +1,7 @@
 """Feature extraction: a vector for a text, in the form of OpenAI's endpoint."""
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Annotated, Literal, TypedDict
 
 import msgspec
@@ -11,8 +11,16 @@ from msgspec import Meta
 from serve.bundle.manifest import Manifest
 from serve.errors import BadInput
 from serve.settings import Limits
-from serve.tasks.request_fields import ModelName, Text, Truncate, answer_options
-from serve.tasks.served_task import Endpoint, ModelFacts, ReadText, ServedTask
+from serve.tasks.served_task import (
+    Endpoint,
+    ModelFacts,
+    ModelName,
+    ReadText,
+    ServedTask,
+    Text,
+    Truncate,
+    answer_options,
+)
 from serve.text.answers import NUMBER_DIGITS, AnswerOptions, EncodingFormat
 from serve.text.inputs import TextWork, text_works
 
@@ -83,7 +91,7 @@ class FeatureExtraction(ServedTask):
             yield f"{self.name} has no labels"
         yield from self.kind_faults(manifest)
 
-    def answer_kind(self, labels: Sequence[str], **kinds: bool) -> str:
+    def answer_kind(self, labels: Sequence[str], kinds: Collection[str] = ()) -> str:
         return "sentence vectors"
 
     def answer_sentence(self, manifest: Manifest) -> str:

@@ -1,6 +1,6 @@
 """Question answering: the part of a context that answers a question, or none."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Annotated, TypedDict
 
 import msgspec
@@ -11,8 +11,16 @@ from tokenizers import Encoding
 from serve.bundle.manifest import Manifest
 from serve.errors import BadInput, TooLarge
 from serve.settings import Limits
-from serve.tasks.request_fields import ModelName, Offsets, answer_options
-from serve.tasks.served_task import Endpoint, ModelFacts, ReadText, ServedTask, scores_in
+from serve.tasks.served_task import (
+    Endpoint,
+    ModelFacts,
+    ModelName,
+    Offsets,
+    ReadText,
+    ServedTask,
+    answer_options,
+    scores_in,
+)
 from serve.text.answers import SCORE_DECIMALS, length_in
 from serve.text.inputs import TextWork, as_texts, check_limits, estimated_tokens
 from serve.text.questions import EVEN_SCORE, Found, QuestionWindows, found_answer, question_rows, tokens_of_windows
@@ -70,7 +78,7 @@ class QuestionAnswering(ServedTask):
         if len(manifest.labels) != 2:
             yield f"{self.name} gives a token two numbers, and there are {len(manifest.labels)} labels"
 
-    def answer_kind(self, labels: Sequence[str], **kinds: bool) -> str:
+    def answer_kind(self, labels: Sequence[str], kinds: Collection[str] = ()) -> str:
         return "answers in a context"
 
     def answer_sentence(self, manifest: Manifest) -> str:

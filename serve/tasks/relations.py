@@ -13,8 +13,18 @@ from tokenizers import Encoding
 
 from serve.errors import BadInput
 from serve.settings import Limits
-from serve.tasks.request_fields import Abstain, ModelName, Offsets, Promise, TopK, Truncate, answer_options, options_of
-from serve.tasks.served_task import Endpoint, ModelFacts
+from serve.tasks.served_task import (
+    Abstain,
+    Endpoint,
+    ModelFacts,
+    ModelName,
+    Offsets,
+    Promise,
+    TopK,
+    Truncate,
+    answer_options,
+    options_of,
+)
 from serve.tasks.text_classification import (
     LABEL_TENSORS,
     ClassifyRequest,

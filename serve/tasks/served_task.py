@@ -1,21 +1,23 @@
 """What a task does in serving: its messages, its options, from a text to rows, and from logits to an answer.
 
+And the fields that requests of several endpoints have.
+
 Each file of this folder has one such object. It is looked up once, where a bundle is opened, and passed on.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from tokenizers import Encoding
 
-from serve.bundle.manifest import Bundle, Manifest, TaskName, label_faults
+from serve.bundle.manifest import Bundle, Manifest, TaskName, kinds_of, label_faults
 from serve.errors import BadInput
 from serve.settings import Limits
-from serve.tasks.request_fields import options_of
 from serve.text.answers import AnswerOptions, OffsetUnit, confidence
 from serve.text.inputs import TextWork, estimated_tokens
 from serve.text.spans import Word
@@ -25,6 +27,55 @@ Datatype = Literal["BYTES", "FP32"]
 
 # What the answer for which a promise was made depends on, and the values that it was made for.
 PROMISED_WITH = {"min_score": 0.0, "abstain": False, "aggregation": "first", "constrained": False}
+
+
+# Each description is also the end of an error message: "top_k: ...; give a whole number from 1, ...".
+# A field that may be left out may also be null, which is the same.
+Text = Annotated[str | list[str], Meta(description="a string, or a list of strings")]
+ModelName = Annotated[
+    str | None, Meta(description="a name or alias from /v1/models; default: the first model for this endpoint")
+]
+Promise = Annotated[
+    str | None,
+    Meta(description="a promise of the model, as in /v1/models (default: none): no answer is given below its score"),
+]
+TextPair = Annotated[
+    str | list[str] | None, Meta(description="the second text of each pair: a string, or a list as long as text")
+]
+Truncate = Annotated[
+    bool | None,
+    Meta(
+        description="true or false (default): true cuts a text longer than the model instead of reading it in windows"
+    ),
+]
+TopK = Annotated[
+    int | None,
+    Meta(
+        description="a whole number from 1, how many labels to return; default: all labels, or those that apply if any number of "
+        "labels may apply"
+    ),
+]
+Offsets = Annotated[
+    OffsetUnit | None,
+    Meta(description='"codepoints" (default), "utf16" (as in JavaScript) or "utf8" (bytes), the unit of start and end'),
+]
+Abstain = Annotated[
+    bool | None,
+    Meta(
+        description="true or false (default): true returns no label if the highest score is below the bundle's abstain_below"
+    ),
+]
+
+
+def options_of(kind: type[msgspec.Struct]) -> list[str]:
+    """The fields of a request that are fields of `AnswerOptions`."""
+    return [field.name for field in fields(AnswerOptions) if field.name in kind.__struct_fields__]
+
+
+def answer_options(asked: msgspec.Struct) -> AnswerOptions:
+    """The options in a request; null is the default. BadInput for a value out of range."""
+    given = {name: getattr(asked, name) for name in options_of(type(asked))}
+    return AnswerOptions(**{name: value for name, value in given.items() if value is not None})
 
 
 class Endpoint(NamedTuple):
@@ -141,13 +192,13 @@ class ServedTask(ABC):
 
     def kind_faults(self, manifest: Manifest) -> Iterator[str]:
         """The kinds of classification that the manifest has and the task has not."""
-        for kind in ("multi_label", "relations", "pairs"):
-            if getattr(manifest, kind) and kind not in self.manifest_kinds:
+        for kind in kinds_of(manifest):
+            if kind not in self.manifest_kinds:
                 yield f"{kind} is for text-classification, not for {self.name}"
 
     @abstractmethod
-    def answer_kind(self, labels: Sequence[str], **kinds: bool) -> str:
-        """The kind of a model's answers in words, such as "single label"; `kinds` are those of its manifest, see `manifest_kinds`."""
+    def answer_kind(self, labels: Sequence[str], kinds: Collection[str] = ()) -> str:
+        """The kind of a model's answers in words, such as "single label"; `kinds` are its `kinds_of`."""
 
     def label_names(self, labels: Sequence[str]) -> Sequence[str]:
         """The names that answers give, of a model with these `labels`."""

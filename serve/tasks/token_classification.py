@@ -1,6 +1,6 @@
 """Token classification: entities of a text, with offsets in the caller's unit."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, TypedDict
 
 import msgspec
@@ -8,8 +8,18 @@ import numpy as np
 from msgspec import Meta
 
 from serve.settings import Limits
-from serve.tasks.request_fields import ModelName, Offsets, Promise, Text, Truncate, answer_options
-from serve.tasks.served_task import Endpoint, ModelFacts, ReadText, ServedTask
+from serve.tasks.served_task import (
+    Endpoint,
+    ModelFacts,
+    ModelName,
+    Offsets,
+    Promise,
+    ReadText,
+    ServedTask,
+    Text,
+    Truncate,
+    answer_options,
+)
 from serve.text.answers import SCORE_DECIMALS, OffsetUnit, confidence, length_in, softmax
 from serve.text.inputs import TextWork, text_works
 from serve.text.labels import entity_labels, schemes
@@ -69,7 +79,7 @@ class EntitiesResponse(TypedDict):
 class TokenClassification(ServedTask):
     """Each token gets a tag; tags of words become entities."""
 
-    def answer_kind(self, labels: Sequence[str], **kinds: bool) -> str:
+    def answer_kind(self, labels: Sequence[str], kinds: Collection[str] = ()) -> str:
         return f"entities, {' and '.join(sorted(set(schemes(tuple(labels)).values())))}"
 
     def label_names(self, labels: Sequence[str]) -> Sequence[str]:

@@ -13,7 +13,7 @@ from compress.runs.stages import fingerprint, folder_fingerprint, texts_fingerpr
 from compress.runs.task_inputs import TaskInputs, unseen
 from compress.settings import WHERE_DATA_IS, TaskSettings
 from compress.training.stage import StageSettings
-from serve.bundle.cpu_quota import available_cores
+from serve.bundle.cpu import available_cores
 from serve.errors import BadInput
 from stillroom.commands.compare.choices import check_choices
 from stillroom.console import say, show
