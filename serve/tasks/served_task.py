@@ -6,7 +6,7 @@ Each file of this folder has one such object. It is looked up once, where a bund
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -25,6 +25,22 @@ Datatype = Literal["BYTES", "FP32"]
 
 # What the answer for which a promise was made depends on, and the values that it was made for.
 PROMISED_WITH = {"min_score": 0.0, "abstain": False, "aggregation": "first", "constrained": False}
+
+
+IN_WINDOWS = 'A longer text is read whole, in overlapping windows; `"truncate": true` cuts it, and the answer says so.'
+
+
+class Described(Protocol):
+    """What a description of a model needs to know of it."""
+
+    @property
+    def multi_label(self) -> bool: ...
+    @property
+    def pairs(self) -> bool: ...
+    @property
+    def vector_width(self) -> int: ...
+    @property
+    def normalised(self) -> bool: ...
 
 
 class Endpoint(NamedTuple):
@@ -119,6 +135,12 @@ class ServedTask(ABC):
     needs_pair: bool = False
     reads_markers: bool = False
     """Whether the parts of a text that it is asked about stand between markers."""
+    names_labels: bool = True
+    """Whether an answer is made of labels, which have names and probabilities."""
+    longer_texts: str = f"{IN_WINDOWS} A longer pair of texts is cut."
+    """How it reads a text that is longer than the model takes."""
+    hub_task: str = ""
+    """Its name on the Hub, where that is another one."""
 
     @property
     def option_names(self) -> list[str]:
@@ -153,9 +175,9 @@ class ServedTask(ABC):
         """The names that answers give, of a model with these `labels`."""
         return labels
 
-    def answer_sentence(self, manifest: Manifest) -> str:
-        """What the model gives, as a sentence, where labels do not say it; otherwise empty."""
-        return ""
+    @abstractmethod
+    def does(self, model: Described) -> str:
+        """What `model` does, as the end of a sentence: "finds entities in text"."""
 
     # Requests.
 
