@@ -1,23 +1,21 @@
 """What a task does in serving: its messages, its options, from a text to rows, and from logits to an answer.
 
-And the fields that requests of several endpoints have.
-
 Each file of this folder has one such object. It is looked up once, where a bundle is opened, and passed on.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
-from msgspec import Meta
 from tokenizers import Encoding
 
 from serve.bundle.manifest import Bundle, Manifest, TaskName, kinds_of, label_faults
 from serve.errors import BadInput
 from serve.settings import Limits
+from serve.tasks.request_fields import options_of
 from serve.text.answers import AnswerOptions, OffsetUnit, confidence
 from serve.text.inputs import TextWork, estimated_tokens
 from serve.text.spans import Word
@@ -29,53 +27,20 @@ Datatype = Literal["BYTES", "FP32"]
 PROMISED_WITH = {"min_score": 0.0, "abstain": False, "aggregation": "first", "constrained": False}
 
 
-# Each description is also the end of an error message: "top_k: ...; give a whole number from 1, ...".
-# A field that may be left out may also be null, which is the same.
-Text = Annotated[str | list[str], Meta(description="a string, or a list of strings")]
-ModelName = Annotated[
-    str | None, Meta(description="a name or alias from /v1/models; default: the first model for this endpoint")
-]
-Promise = Annotated[
-    str | None,
-    Meta(description="a promise of the model, as in /v1/models (default: none): no answer is given below its score"),
-]
-TextPair = Annotated[
-    str | list[str] | None, Meta(description="the second text of each pair: a string, or a list as long as text")
-]
-Truncate = Annotated[
-    bool | None,
-    Meta(
-        description="true or false (default): true cuts a text longer than the model instead of reading it in windows"
-    ),
-]
-TopK = Annotated[
-    int | None,
-    Meta(
-        description="a whole number from 1, how many labels to return; default: all labels, or those that apply if any number of "
-        "labels may apply"
-    ),
-]
-Offsets = Annotated[
-    OffsetUnit | None,
-    Meta(description='"codepoints" (default), "utf16" (as in JavaScript) or "utf8" (bytes), the unit of start and end'),
-]
-Abstain = Annotated[
-    bool | None,
-    Meta(
-        description="true or false (default): true returns no label if the highest score is below the bundle's abstain_below"
-    ),
-]
+IN_WINDOWS = 'A longer text is read whole, in overlapping windows; `"truncate": true` cuts it, and the answer says so.'
 
 
-def options_of(kind: type[msgspec.Struct]) -> list[str]:
-    """The fields of a request that are fields of `AnswerOptions`."""
-    return [field.name for field in fields(AnswerOptions) if field.name in kind.__struct_fields__]
+class Described(Protocol):
+    """What a description of a model needs to know of it."""
 
-
-def answer_options(asked: msgspec.Struct) -> AnswerOptions:
-    """The options in a request; null is the default. BadInput for a value out of range."""
-    given = {name: getattr(asked, name) for name in options_of(type(asked))}
-    return AnswerOptions(**{name: value for name, value in given.items() if value is not None})
+    @property
+    def multi_label(self) -> bool: ...
+    @property
+    def pairs(self) -> bool: ...
+    @property
+    def vector_width(self) -> int: ...
+    @property
+    def normalised(self) -> bool: ...
 
 
 class Endpoint(NamedTuple):
@@ -170,6 +135,12 @@ class ServedTask(ABC):
     needs_pair: bool = False
     reads_markers: bool = False
     """Whether the parts of a text that it is asked about stand between markers."""
+    names_labels: bool = True
+    """Whether an answer is made of labels, which have names and probabilities."""
+    longer_texts: str = f"{IN_WINDOWS} A longer pair of texts is cut."
+    """How it reads a text that is longer than the model takes."""
+    hub_task: str = ""
+    """Its name on the Hub, where that is another one."""
 
     @property
     def option_names(self) -> list[str]:
@@ -204,9 +175,9 @@ class ServedTask(ABC):
         """The names that answers give, of a model with these `labels`."""
         return labels
 
-    def answer_sentence(self, manifest: Manifest) -> str:
-        """What the model gives, as a sentence, where labels do not say it; otherwise empty."""
-        return ""
+    @abstractmethod
+    def does(self, model: Described) -> str:
+        """What `model` does, as the end of a sentence: "finds entities in text"."""
 
     # Requests.
 

@@ -7,21 +7,8 @@ import msgspec
 import numpy as np
 
 from serve.settings import Limits
-from serve.tasks.served_task import (
-    Abstain,
-    Datatype,
-    Endpoint,
-    ModelFacts,
-    ModelName,
-    Promise,
-    ReadText,
-    ServedTask,
-    Text,
-    TextPair,
-    TopK,
-    Truncate,
-    answer_options,
-)
+from serve.tasks.request_fields import Abstain, ModelName, Promise, Text, TextPair, TopK, Truncate, answer_options
+from serve.tasks.served_task import Datatype, Described, Endpoint, ModelFacts, ReadText, ServedTask
 from serve.text.answers import SCORE_DECIMALS, sigmoid, softmax
 from serve.text.inputs import TextWork, text_works
 from serve.text.labels import applies
@@ -72,6 +59,9 @@ class TextClassification(ServedTask):
     def answer_kind(self, labels: Sequence[str], kinds: Collection[str] = ()) -> str:
         of = ", relations" if "relations" in kinds else ", text pairs" if "pairs" in kinds else ""
         return ("multi-label" if "multi_label" in kinds else "single label") + of
+
+    def does(self, model: Described) -> str:
+        return "says which labels apply to a text" if model.multi_label else "gives a text its label"
 
     def works_of(self, request: ClassifyRequest, limits: Limits) -> list[TextWork]:
         return text_works(request.text, request.text_pair, answer_options(request), limits)

@@ -8,18 +8,8 @@ import numpy as np
 
 from serve.bundle.manifest import Manifest
 from serve.settings import Limits
-from serve.tasks.served_task import (
-    Endpoint,
-    ModelFacts,
-    ModelName,
-    ReadText,
-    ServedTask,
-    Text,
-    TextPair,
-    Truncate,
-    answer_options,
-    scores_in,
-)
+from serve.tasks.request_fields import ModelName, Text, TextPair, Truncate, answer_options
+from serve.tasks.served_task import Described, Endpoint, ModelFacts, ReadText, ServedTask, scores_in
 from serve.text.answers import NUMBER_DIGITS
 from serve.text.inputs import TextWork, text_works
 
@@ -59,8 +49,8 @@ class TextRegression(ServedTask):
     def answer_kind(self, labels: Sequence[str], kinds: Collection[str] = ()) -> str:
         return "a number" + (" for text pairs" if "pairs" in kinds else "")
 
-    def answer_sentence(self, manifest: Manifest) -> str:
-        return "It gives a text a number."
+    def does(self, model: Described) -> str:
+        return f"gives a {'pair of texts' if model.pairs else 'text'} a number"
 
     def works_of(self, request: ScoreRequest, limits: Limits) -> list[TextWork]:
         return text_works(request.text, request.text_pair, answer_options(request), limits)
@@ -80,6 +70,8 @@ TEXT_REGRESSION = TextRegression(
     manifest_kinds=("pairs",),
     kind="text-regression",
     one_text="",
+    names_labels=False,
+    hub_task="text-classification",
     no_abstaining="gives a number, which it does for every text; leave it out",
     endpoint=Endpoint(
         "/v1/score",

@@ -36,8 +36,8 @@ def inspect(bundle: Path | str) -> Document:
 def labels_line(manifest: Manifest) -> str:
     """The names of the labels, on lines of their own where they are many; for tags the entity types."""
     task = task_of(manifest)
-    if sentence := task.answer_sentence(manifest):
-        return sentence
+    if not task.names_labels:
+        return f"It {task.does(manifest)}."
     labels = task.label_names(manifest.labels)
     count = counted(len(labels), "label")
     if len(labels) <= IN_ONE_LINE:
