@@ -15,8 +15,7 @@ from compress.data.examples import Example
 from compress.data.task import Task
 from compress.labelling.journal import ERROR, TOKENS
 from compress.labelling.prompts import answer_of, user_prompt
-from serve.errors import BadInput
-from serve.retry import drawn_pause_s, retry_after_s
+from serve.errors import BadInput, drawn_pause_s, retry_after_s
 
 if TYPE_CHECKING:
     import httpx
