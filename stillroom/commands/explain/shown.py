@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import Encoding
 from torch import Tensor
 
-from compress.evaluation.attention_divergence import divergence, mean_divergence
+from compress.evaluation.layer_analysis import divergence, mean_divergence
 from compress.models.attention_reading import Reader, TextRead, read_text
 from stillroom.commands.explain.document import TextFigures, encoded_for
 from stillroom.commands.explain.inputs import Inputs, LayerPair

@@ -8,11 +8,11 @@ from pathlib import Path
 from compress import distributed
 from compress.data.examples import Example
 from compress.data.teacher_labels import read_teacher_labels
-from compress.labelling.by_model import ask_model
 from compress.labelling.journal import Journal
+from compress.labelling.label import ask_model
 from compress.models.answering import AnsweringModel, load_answering, on_device
 from compress.progress import advancing
-from compress.runs.answered import with_answers
+from compress.runs.answering_teacher import with_answers
 from compress.runs.hardware import device_here
 from stillroom.inputs.preflight import RunInputs
 
