@@ -8,6 +8,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from compress.data.columns import columns_of
 from compress.data.texts import read_texts
 from compress.models.pretrained import open_model
@@ -23,9 +25,11 @@ from serve.errors import BadInput
 from serve.options import rule_faults
 from serve.text.tokenizer import load_tokenizer
 from stillroom.console import show
+from stillroom.inputs.folders import check_outside
 from stillroom.inputs.recipe import Recipe
-from stillroom.inputs.timed_tokens import timed_tokens
 
+USUAL_SHARE = 95  # percent of the texts of validation that the usual length of a timed text holds
+LEAST_TOKENS = 8  # a text has special tokens too
 TRIMMED = "vocabulary.json"  # in the folder of a student with a trimmed vocabulary
 
 
@@ -166,16 +170,6 @@ def check_vocabulary(inputs: RunInputs) -> None:
     check_padding(inputs.opened.config, new_ids, named)
 
 
-def check_outside(role: str, model: str, work: Path) -> None:
-    """Check that `model`, which the flag `role` names, is not inside the run's working folder.
-
-    Raises:
-        BadInput: it is inside, and the run would delete it.
-    """
-    if Path(model).resolve().is_relative_to(work.resolve()):
-        raise BadInput(f"{role} {model} is in {work}, which this run would delete. Copy it elsewhere.")
-
-
 def check_out(out: Path) -> None:
     """Check that `out` can be written: it is absent, an empty folder or a bundle.
 
@@ -184,3 +178,20 @@ def check_out(out: Path) -> None:
     """
     refuse_foreign(out)
     check_writable(out)
+
+
+def timed_tokens(inputs: TaskInputs, asked: int) -> int:
+    """The tokens `asked` for; for 0 the length that `USUAL_SHARE` percent of the texts of validation stay within.
+
+    Raises:
+        BadInput: they are too few for a text, or more than the model reads.
+    """
+    if not asked:
+        usual = int(np.percentile([len(ids) for ids in inputs.validation.ids], USUAL_SHARE, method="higher"))
+        return min(max(usual, LEAST_TOKENS), inputs.max_length)
+    if not LEAST_TOKENS <= asked <= inputs.max_length:
+        raise BadInput(
+            f"--tokens {asked} is not from {LEAST_TOKENS} to {inputs.max_length}, the tokens of the longest text that is read. Give a "
+            "length of your texts."
+        )
+    return asked

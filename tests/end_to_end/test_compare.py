@@ -20,12 +20,11 @@ from compress.runs.resumable_stages import Workdir
 from compress.tasks import TEXT_CLASSIFICATION
 from serve.errors import BadInput, GateMissed
 from serve.tasks import open_bundle
-from stillroom.commands.compare import training
-from stillroom.commands.compare.choices import Choice
-from stillroom.commands.compare.rows import Row
-from stillroom.commands.compare.run import compare
 from stillroom.console import console
-from stillroom.verbs.compare import Comparison
+from stillroom.verbs.compare import Comparison, training
+from stillroom.verbs.compare.choices import Choice
+from stillroom.verbs.compare.rows import Row
+from stillroom.verbs.compare.run import compare
 
 STUDENT = "layers=2,hidden=32,heads=4,ffn=32"
 ASSISTANT = "layers=4,hidden=16,heads=4,ffn=32"

@@ -14,8 +14,8 @@ from small_profiles import CONFIG, TASK, Models, Profiled, intents, profiled, wr
 from small_task import write_rows
 
 from stillroom.cli.main import app, guarded
-from stillroom.commands.profile.run import profile_models
 from stillroom.verbs.profile import Profiling
+from stillroom.verbs.profile.run import profile_models
 
 
 @pytest.fixture(scope="session")

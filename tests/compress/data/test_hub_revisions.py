@@ -14,8 +14,8 @@ from test_hub import COMMIT, Hub
 import stillroom
 from compress.models.pretrained import open_model
 from serve.errors import BadInput
-from stillroom.commands.compare.run import compare
 from stillroom.verbs.compare import Comparison
+from stillroom.verbs.compare.run import compare
 
 ASK = """
 import sys

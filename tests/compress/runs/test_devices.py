@@ -15,12 +15,12 @@ from compress.settings import Distillation, TaskSettings
 from compress.training.loop import device_of_process
 from serve.bundle.cpu import HIDDEN_VARIABLE
 from serve.errors import BadInput
-from stillroom.commands.compare.run import compare
-from stillroom.commands.run.pipeline import run
-from stillroom.commands.run.stages import Run
 from stillroom.inputs.preflight import prepare
 from stillroom.inputs.recipe import Recipe
 from stillroom.verbs.compare import Comparison
+from stillroom.verbs.compare.run import compare
+from stillroom.verbs.run.pipeline import run
+from stillroom.verbs.run.stages import Run
 
 NEEDED: dict[Any, dict[str, Any]] = {
     TaskSettings: {"teacher": "t", "task": "text-classification", "data": "d"},
