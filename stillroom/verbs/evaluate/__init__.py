@@ -10,10 +10,12 @@ from typing import Any, ClassVar, Literal
 import click
 
 from compress.settings import FineTuning, HubModel, RowColumns
+from serve.bundle.remote_files import is_url
 from serve.bundle.runtimes import Device
 from serve.options import again, make, setting
 from serve.settings import ServeSettings
 from stillroom.console import result, say, table
+from stillroom.inputs.folders import local_bundle
 from stillroom.verb import Argument, Document, Verb
 
 
@@ -69,18 +71,29 @@ def evaluate(model: str, data: Path | str, **settings: Any) -> dict[str, Any]:
     Raises:
         BadInput: the model, the data or a setting cannot be used.
     """
-    from stillroom.verbs.evaluate.run import evaluate_on
+    from stillroom.verbs.evaluate.generator import generates, generation_document, refuse_for_others
+    from stillroom.verbs.evaluate.labelled import labelled_document
+    from stillroom.verbs.evaluate.vectors import gives_vectors, vector_document
 
-    return evaluate_on(model, make(Evaluation, settings | {"data": data}, verb="evaluate"))
+    given = make(Evaluation, settings | {"data": data}, verb="evaluate")
+    folder = str(local_bundle(model)) if is_url(model) else model
+    if generates(folder, given):
+        return generation_document(folder, given)
+    refuse_for_others(model, given)
+    if given.teacher or gives_vectors(folder):
+        return vector_document(model, folder, given)
+    return labelled_document(model, folder, given)
 
 
 def show_evaluation(document: Document) -> None:
     """Prints a row per label, then the score."""
-    from stillroom.verbs.evaluate.run import LABEL_COLUMNS, LANGUAGE_COLUMNS, label_rows, language_rows
-
     against = f", against {document['teacher']}" if "teacher" in document else ""
     if document["labels"]:
-        table("each label", LABEL_COLUMNS, label_rows(document))
+        rows = [
+            [row["label"], *(f"{row[name]:.4f}" for name in ("precision", "recall", "f1")), str(row["support"])]
+            for row in document["labels"]
+        ]
+        table("each label", ["label", "precision", "recall", "F1", "number"], rows)
     for name, each in document.get("scores", {}).items():
         result(f"{name} {each['value']:.4f} [{each['low']:.4f}, {each['high']:.4f}]")
     if "neighbour_accuracy" in document:
@@ -89,7 +102,15 @@ def show_evaluation(document: Document) -> None:
             + ", ".join(f"{k} {v:.4f}" for k, v in document["neighbour_accuracy"].items())
         )
     if "languages" in document:
-        table("each language", LANGUAGE_COLUMNS, language_rows(document))
+        rows = [
+            [
+                row["language"] or "not named",
+                *(f"{row[name]:.4f}" for name in ("value", "low", "high")),
+                str(row["examples"]),
+            ]
+            for row in document["languages"]
+        ]
+        table("each language", ["language", "score", "low", "high", "texts"], rows)
         result(f"mean of {len(document['languages'])} languages: {document['mean_of_languages']:.4f}")
     result(
         f"{document['metric']} {document['value']:.4f} [{document['low']:.4f}, {document['high']:.4f}] on "

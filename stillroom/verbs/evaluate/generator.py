@@ -10,8 +10,7 @@ from compress.data.examples import GENERATION, GENERATOR
 from serve.bundle.manifest import MANIFEST
 from serve.errors import BadInput
 from stillroom.verbs.evaluate import Evaluation
-from stillroom.verbs.evaluate.foreign_settings import refuse_variant
-from stillroom.verbs.evaluate.texts import file_of
+from stillroom.verbs.evaluate.labelled import file_of, refuse_variant
 
 OF_GENERATION = ("beams", "length_penalty", "target_column")
 OF_OTHERS = (

@@ -12,8 +12,7 @@ from serve.errors import BadInput
 from serve.tasks import open_bundle
 from stillroom.inputs.folders import local_bundle
 from stillroom.verbs.evaluate import Evaluation
-from stillroom.verbs.evaluate.foreign_settings import refuse_revision, refuse_variant
-from stillroom.verbs.evaluate.texts import examples_of, file_of
+from stillroom.verbs.evaluate.labelled import examples_of, file_of, refuse_revision, refuse_variant
 
 if TYPE_CHECKING:
     import numpy as np
