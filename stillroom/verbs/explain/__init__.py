@@ -7,19 +7,19 @@ TEACHER and STUDENT are transformers folders or Hub names with the same tokenize
 """
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import click
 
 from compress.settings import FineTunedTeacher, Output, RowColumns, Seed
-from serve.bundle.manifest import canonical_json
 from serve.options import again, make, setting
 from stillroom.console import result, say, table
+from stillroom.inputs.folders import check_out_folder
+from stillroom.report.pages import can_write_pages, write_document
 from stillroom.verb import Argument, Document, Verb
 
-DOCUMENT, PAGE = "explain.json", "explain.html"
+FILES = ("explain.json", "explain.html")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,26 +65,19 @@ def explain(teacher: str, student: str, data: Path | str, out: Path | str, **set
         BadInput: a model, the data, a layer or `out` cannot be used, or the models have different tokenizers.
     """
     from compress.models.attention_reading import open_reader
-    from stillroom.inputs.folders import check_out_folder
     from stillroom.report.explain_page import page
-    from stillroom.report.pages import can_write_pages, page_or, write_page, write_text
-    from stillroom.verbs.explain.document import document_of
+    from stillroom.verbs.explain.document import document_of, shown_texts
     from stillroom.verbs.explain.inputs import open_inputs
-    from stillroom.verbs.explain.shown import shown_texts
 
     given = make(Explaining, settings | {"data": data, "out": out}, verb="explain")
-    folder = Path(given.out)
-    check_out_folder(folder, (DOCUMENT, PAGE))
+    check_out_folder(Path(given.out), FILES)
     inputs = open_inputs(teacher, student, given)
     for note in inputs.notes:
         say(f"warning: {note}")
     theirs, ours = (open_reader(opened, inputs.task) for opened in (inputs.teacher, inputs.student))
     document, figures = document_of(given, inputs, theirs, ours)
     shown = shown_texts(inputs, theirs, ours, figures, given.shown_texts) if can_write_pages() else []
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / DOCUMENT, canonical_json(document).decode())
-    write_page(folder / PAGE, partial(page, document, shown))
-    return document | {"report": str(page_or(folder / PAGE, DOCUMENT))}
+    return write_document(Path(given.out), FILES, document, lambda document: page(document, shown))
 
 
 def show_explained(document: Document) -> None:

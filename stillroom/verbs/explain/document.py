@@ -1,11 +1,17 @@
-"""The figures of a comparison: how far attentions and relations are apart, what clusters of spans say, where answers differ."""
+"""The figures of a comparison: how far attentions and relations are apart, what clusters of spans say, where answers differ.
 
+And the texts whose attention the page shows.
+"""
+
+import base64
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import numpy as np
+from tokenizers import Encoding
+from torch import Tensor
 
 from compress.data.encoded import Encoded
 from compress.data.examples import Example
@@ -19,6 +25,7 @@ from stillroom.verbs.explain import Explaining
 from stillroom.verbs.explain.inputs import Inputs, LayerPair
 
 LISTED = 20  # texts that differ most, and texts whose answers differ
+SHOWN_TOKENS = 48  # of a text on the page, which grows with their square
 
 
 class PairFigures(NamedTuple):
@@ -84,13 +91,19 @@ def document_of(
             reads = [read_text(reader, of, i) for reader, of in zip((teacher, student), encoded, strict=True)]
             for kept, read in zip(ends, reads, strict=True):
                 kept.take(i, read)
-            pairs = [pair_figures(pair, reads[0], reads[1], heads) for pair in inputs.pairs]
-            figures.append(TextFigures(pairs, _answers(encoded, reads, i) if inputs.task else None))
+            answers: list[Prediction] = []
+            for of, read in zip(encoded, reads, strict=True) if inputs.task else ():
+                one = of.take([i])
+                answers += of.task.predictions(one, [read.logits.numpy()[one.rows[0]]])
+            pairs = [_pair_figures(pair, reads[0], reads[1], heads) for pair in inputs.pairs]
+            figures.append(TextFigures(pairs, (answers[0], answers[1]) if answers else None))
             advance(i + 1, len(inputs.examples))
     by_difference = sorted(range(len(figures)), key=lambda i: -figures[i].attention)
     return {
-        "teacher": _model(inputs.teacher.public_name, teacher),
-        "student": _model(inputs.student.public_name, student),
+        **{
+            name: {"name": opened.public_name, "layers": reader.layers, "heads": reader.heads, "width": reader.width}
+            for name, opened, reader in (("teacher", inputs.teacher, teacher), ("student", inputs.student, student))
+        },
         "texts": len(figures),
         "texts_in_data": inputs.texts_in_data,
         "tokens": sum(map(len, encoded[0].ids)),
@@ -105,7 +118,7 @@ def document_of(
     }, figures
 
 
-def pair_figures(pair: LayerPair, teacher: TextRead, student: TextRead, heads: int) -> PairFigures:
+def _pair_figures(pair: LayerPair, teacher: TextRead, student: TextRead, heads: int) -> PairFigures:
     """How far one layer of the student is from one of the teacher on a text; values are compared in `heads` relation heads."""
     theirs, ours = teacher.attention(pair.teacher), student.attention(pair.student)
     relations = divergence(teacher.value_relation(pair.teacher, heads), student.value_relation(pair.student, heads))
@@ -127,10 +140,6 @@ def _means(pair: LayerPair, figures: Sequence[PairFigures]) -> dict[str, Any]:
         "attention_by_head": by_head or None,
         "value_relation": mean([text.relation for text in figures]),
     }
-
-
-def _model(name: str, reader: Reader) -> dict[str, Any]:
-    return {"name": name, "layers": reader.layers, "heads": reader.heads, "width": reader.width}
 
 
 def _spans(given: Explaining, inputs: Inputs, encoded: Encoded) -> list[Span]:
@@ -166,19 +175,14 @@ def _clusters(seed: int, inputs: Inputs, spans: Sequence[Span], ends: Sequence[S
     }
 
 
-def _answers(encoded: Sequence[Encoded], reads: Sequence[TextRead], i: int) -> tuple[Prediction, Prediction]:
-    """What each model answers to the text `i`."""
-    found = []
-    for of, read in zip(encoded, reads, strict=True):
-        one = of.take([i])
-        found += of.task.predictions(one, [read.logits.numpy()[one.rows[0]]])
-    return found[0], found[1]
-
-
 def _all_answers(inputs: Inputs, figures: Sequence[TextFigures], by_difference: Sequence[int]) -> dict[str, Any]:
     if not inputs.task:
         return {"left_out": f"answers are not compared: {inputs.why_no_answers}"}
-    numbers = {i: abs(both[0] - both[1]) for i, of in enumerate(figures) if (both := of.answers) and _are_numbers(both)}
+    numbers = {
+        i: abs(of.answers[0] - of.answers[1])
+        for i, of in enumerate(figures)
+        if of.answers and isinstance(of.answers[0], float) and isinstance(of.answers[1], float)
+    }
     if numbers:
         farthest = sorted(numbers, key=lambda i: -numbers[i])[:LISTED]
         return {
@@ -189,10 +193,6 @@ def _all_answers(inputs: Inputs, figures: Sequence[TextFigures], by_difference: 
     apart = [i for i in by_difference if (both := figures[i].answers) and both[0] != both[1]]
     differing = [_text(inputs, figures, i) for i in apart[:LISTED]]
     return {"task": inputs.task.name, "differing_texts": len(apart), "differing": differing}
-
-
-def _are_numbers(both: tuple[Prediction, Prediction]) -> TypeGuard[tuple[float, float]]:
-    return all(isinstance(answer, float) for answer in both)
 
 
 def _text(inputs: Inputs, figures: Sequence[TextFigures], i: int) -> dict[str, Any]:
@@ -211,3 +211,57 @@ def _as_json(answer: Prediction) -> Any:
     if isinstance(answer, str | float):
         return answer
     return sorted(item if isinstance(item, str) else list(item) for item in answer)
+
+
+def shown_texts(
+    inputs: Inputs, teacher: Reader, student: Reader, figures: Sequence[TextFigures], most: int
+) -> list[dict[str, Any]]:
+    """At most so many texts: half of them those whose attention differs most, the others the first of the data.
+
+    Texts longer than `SHOWN_TOKENS` are cut there and read again, so what is shown is a whole attention. Each is
+    `{text, attention, cut, tokens, pairs}`. A pair has the `attention` of the shown tokens, `token`, whose attention differs most,
+    and `weights`: for each model one string per head, base64 of (tokens, tokens) bytes, 255 for an attention of 1.
+    """
+    apart = sorted(range(len(figures)), key=lambda i: -figures[i].attention)[: -(-most // 2)]
+    chosen = list(dict.fromkeys([*apart, *range(len(figures))]))[:most]
+    examples = [inputs.examples[i] for i in chosen]
+    encoded = encoded_for(inputs, examples, min(inputs.max_length, SHOWN_TOKENS))
+    found = []
+    for row, i in enumerate(chosen):
+        reads = [read_text(reader, of, row) for reader, of in zip((teacher, student), encoded, strict=True)]
+        encoding = encoded[0].encodings[row]
+        found.append(
+            {
+                "text": examples[row].text_read,
+                "attention": figures[i].attention,
+                "cut": bool(encoding.overflowing),
+                "tokens": _pieces(encoding, (examples[row].text_read, examples[row].text_pair or "")),
+                "pairs": [_shown_pair(pair, *reads) for pair in inputs.pairs],
+            }
+        )
+    return found
+
+
+def _shown_pair(pair: LayerPair, teacher: TextRead, student: TextRead) -> dict[str, Any]:
+    theirs, ours = teacher.attention(pair.teacher), student.attention(pair.student)
+
+    def weights(attention: Tensor) -> list[str]:
+        return [base64.b64encode(head.tobytes()).decode() for head in (attention * 255).round().byte().numpy()]
+
+    # One query at a time, so that each has a divergence of its own.
+    by_token = divergence(theirs.mean(dim=0).unsqueeze(1), ours.mean(dim=0).unsqueeze(1))
+    return {
+        "teacher_layer": pair.teacher,
+        "student_layer": pair.student,
+        "attention": mean_divergence(theirs, ours),
+        "token": int(by_token.argmax()),
+        "weights": {"teacher": weights(theirs), "student": weights(ours)},
+    }
+
+
+def _pieces(encoding: Encoding, texts: tuple[str, str]) -> list[str]:
+    """Each token as the piece of text that it stands for; a special token by its name."""
+    return [
+        token if sequence is None or start == end else texts[sequence][start:end]
+        for token, sequence, (start, end) in zip(encoding.tokens, encoding.sequence_ids, encoding.offsets, strict=True)
+    ]

@@ -16,14 +16,7 @@ from compress.data.subset import subset
 from compress.data.task import Task
 from compress.data.texts import read_texts
 from compress.input_errors import Faults
-from compress.models.pretrained import (
-    Opened,
-    check_labels,
-    head_fault,
-    open_model,
-    save_tokenizer,
-    with_markers,
-)
+from compress.models.pretrained import Opened, check_labels, head_fault, open_model, save_tokenizer, with_markers
 from compress.models.sentence_pooling import SentencePooling, max_tokens_in, pooling_in, write_pooling
 from compress.runs.data_checks import labels_for, warnings_of
 from compress.runs.further_texts import FurtherTexts, read_further

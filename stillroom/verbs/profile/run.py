@@ -35,14 +35,7 @@ from stillroom.inputs.folders import check_out_folder, local_bundle
 from stillroom.report.pages import can_write_pages, write_page, write_text
 from stillroom.report.profile_page import profile_markdown, profile_page
 from stillroom.verbs.profile import Profiling
-from stillroom.verbs.profile.models import (
-    LONGEST,
-    ON_CUDA_ALONE,
-    Ways,
-    candidates_of,
-    check_model,
-    task_of,
-)
+from stillroom.verbs.profile.models import LONGEST, ON_CUDA_ALONE, Ways, candidates_of, check_model, task_of
 from stillroom.verbs.profile.papers_table import make_models, paper_rows, random_texts, runtimes
 from stillroom.verbs.profile.speed_regression import (
     BEFORE,

@@ -8,13 +8,7 @@ from typing import Any, cast
 import onnxruntime as ort
 
 from compress.data.examples import examples_fingerprint
-from compress.runs.stages import (
-    Cost,
-    Of,
-    RunStage,
-    fingerprints_of,
-    run_stages,
-)
+from compress.runs.stages import Cost, Of, RunStage, fingerprints_of, run_stages
 from export.packing.builder import ModelReport
 from latency.measure.machine import MachineFacts
 from latency.measure.result_document import ProfileDocument
@@ -24,11 +18,7 @@ from stillroom.verbs.run.export import make_export, make_latency
 from stillroom.verbs.run.report import REPORT, model_report_of, read_json, report_of
 from stillroom.verbs.run.scores import make_scores
 from stillroom.verbs.run.student_stages import StudentStages
-from stillroom.verbs.run.time_budget import (
-    EXPORT_SECONDS,
-    REST,
-    STARTING_SECONDS,
-)
+from stillroom.verbs.run.time_budget import EXPORT_SECONDS, REST, STARTING_SECONDS
 from stillroom.verbs.run.within_budget import BudgetMissed, check_met
 
 

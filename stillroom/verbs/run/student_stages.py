@@ -14,26 +14,14 @@ from compress.runs.method_chain import Link
 from compress.runs.method_stages import method_stages
 from compress.runs.method_trainings import MethodInputs
 from compress.runs.soft_labels import make_soft_labels, save_answers
-from compress.runs.stages import (
-    Cost,
-    Of,
-    RunStage,
-    texts_fingerprint,
-)
+from compress.runs.stages import Cost, Of, RunStage, texts_fingerprint
 from compress.runs.task_stages import SOFT_WEIGHTS, SoftLabels, trial_steps
 from stillroom.console import say
 from stillroom.inputs.preflight import TRIMMED, RunInputs
 from stillroom.verbs.run.export import make_trimmed, trim
 from stillroom.verbs.run.report import DISTIL
 from stillroom.verbs.run.teacher_stages import TeacherStages
-from stillroom.verbs.run.time_budget import (
-    PLAIN_TEXT,
-    REST,
-    SHARES,
-    STUDENT,
-    TEACHER,
-    UNDISTILLED,
-)
+from stillroom.verbs.run.time_budget import PLAIN_TEXT, REST, SHARES, STUDENT, TEACHER, UNDISTILLED
 
 
 class StudentStages(TeacherStages):

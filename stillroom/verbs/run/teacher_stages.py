@@ -8,28 +8,14 @@ from pathlib import Path
 from compress.data.examples import examples_fingerprint
 from compress.models.initialise import is_checkpoint
 from compress.runs import task_stages
-from compress.runs.stages import (
-    Cost,
-    Of,
-    RunStage,
-    folder_fingerprint,
-    texts_fingerprint,
-    trained_with,
-)
+from compress.runs.stages import Cost, Of, RunStage, folder_fingerprint, texts_fingerprint, trained_with
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
 from stillroom.console import say
 from stillroom.inputs.preflight import RunInputs
 from stillroom.verbs.run.report import read_json
 from stillroom.verbs.run.teacher_answers import make_answers, with_teachers_answers
-from stillroom.verbs.run.time_budget import (
-    REST,
-    TEACHER,
-    Plan,
-    full_plan,
-    students_plan,
-    timed_plan,
-)
+from stillroom.verbs.run.time_budget import REST, TEACHER, Plan, full_plan, students_plan, timed_plan
 
 PLAN, STUDENTS_PLAN, ANSWERS = "plan", "students-plan", "teacher-answers"
 PLAN_FILE = "plan.json"

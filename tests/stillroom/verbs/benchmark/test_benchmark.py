@@ -15,8 +15,7 @@ from serve.errors import BadInput
 from stillroom import benchmark
 from stillroom.report.benchmark_page import beside
 from stillroom.verbs.benchmark import show_benchmark, training
-from stillroom.verbs.benchmark.grids import tunings
-from stillroom.verbs.benchmark.suites import GLUE, MLQA_LANGUAGES, XNLI_LANGUAGES, tasks_of
+from stillroom.verbs.benchmark.suites import GLUE, MLQA_LANGUAGES, XNLI_LANGUAGES, tasks_of, tunings
 
 QUICK: dict[str, Any] = {"threads": 1}
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from stillroom.verbs.benchmark.scores import scored
+from stillroom.verbs.benchmark.training import scored
 
 
 def matthews(gold: list[str], said: list[str]) -> float:
