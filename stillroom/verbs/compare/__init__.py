@@ -11,7 +11,8 @@ The learning rate of the last training on the task is chosen on validation from 
 read it. `--export best` makes OUT/bundle of the student that is best on validation.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -26,11 +27,20 @@ from compress.settings import (
     TaskSettings,
 )
 from export.settings import VariantSettings
+from serve.bundle.manifest import canonical_json
+from serve.errors import GateMissed
 from serve.options import again, make, setting
 from stillroom.console import result, say, table
+from stillroom.report.pages import page_or, write_page, write_text
 from stillroom.settings import BundleChecks, SeveralTrainings
 from stillroom.verb import Document, Verb
 
+BUNDLE = "bundle"
+# In --out: the bundle's report stands beside it if a gate was missed, and a killed export leaves its work.
+WRITTEN = (
+    "work", "compare.json", "report.html", "table.md", BUNDLE, f"{BUNDLE}.report.html", f"{BUNDLE}.report.json",
+    f"{BUNDLE}.export-work",
+)  # fmt: skip
 # A checkpoint has a shape of its own, and `layer-map` belongs to methods with a map.
 STARTS = ("spread", "alternate", "first", "last", "random")
 
@@ -115,15 +125,57 @@ class Comparison(FineTunedTeacher, TaskData):
 def compare(**settings: Any) -> Document:
     """Train every method on every student with every seed, and score each; settings are the fields of `Comparison`.
 
-    Returns the document that `stillroom compare --json` prints.
+    Methods that begin on plain text start from the given teacher, and end with training on labels. Methods that begin on the
+    task start from the teacher fine-tuned on it. All read the same number of tokens of the task's text, and plain text on top.
+    Finished rows and their students are kept, so a stopped comparison resumes, and methods can be added. Returns the document that
+    `stillroom compare --json` prints.
 
     Raises:
         BadInput: anything wrong with what was given, before any training; or OUT/bundle holds another student.
         GateMissed: the best student missed a gate of `--export best`; all else is written, and is the error's document.
     """
-    from stillroom.verbs.compare.run import compare as compare_methods
+    from compress.runs.lineage import read_lineage
+    from compress.runs.resumable_stages import Workdir
+    from export.packing.writer import refuse_foreign
+    from stillroom.verbs.compare.document import document_of, export_best
+    from stillroom.verbs.compare.queue import open_queue, train_all
+    from stillroom.verbs.compare.training import checked
 
-    return compare_methods(make(Comparison, settings, verb="compare"))
+    given = make(Comparison, settings, verb="compare")
+    methods, students = tuple(dict.fromkeys(given.methods)), tuple(dict.fromkeys(given.students))
+    given = replace(given, methods=methods, students=students)
+    inputs_of = checked(given)
+    out = Path(given.out)
+    if given.export == "best":
+        refuse_foreign(out / BUNDLE)
+    work = Workdir(out / "work")
+    with work.locked():
+        queue = open_queue(given, inputs_of, work)
+        train_all(given, queue)
+        document = document_of(given, inputs_of, work, queue.rows, read_lineage(work.root / "teacher"))
+        for row in document["rows"]:
+            for doubt in row["doubts"]:
+                say(f"warning: {doubt}")
+        _write(out, document)
+        report = {"report": str(page_or(out / "report.html", "table.md"))}
+        if given.export == "best":
+            try:
+                document["export"] = export_best(given, document, queue)
+            except GateMissed as missed:
+                document["export"] = missed.document
+                _write(out, document)
+                message = f"{missed.message} The comparison is kept: {report['report']}."
+                raise GateMissed(message, document=document | report) from None
+            _write(out, document)
+    return document | report
+
+
+def _write(out: Path, document: Document) -> None:
+    from stillroom.report.comparison_page import markdown, page
+
+    write_text(out / "compare.json", canonical_json(document).decode())
+    write_page(out / "report.html", partial(page, document))
+    write_text(out / "table.md", markdown(document))
 
 
 def show_comparison(document: Document) -> None:

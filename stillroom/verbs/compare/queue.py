@@ -1,4 +1,4 @@
-"""Which trainings of a comparison are left, and runs them, each in a process of its own.
+"""What trains a comparison: its teachers, then each row that is not finished, in a process of its own.
 
 Where several rates are given, seed 0 of a row goes first: its scores on validation choose the rate of the other seeds.
 """
@@ -6,14 +6,29 @@ Where several rates are given, seed 0 of a row goes first: its scores on validat
 import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
+from compress.runs import task_stages
+from compress.runs.hardware import same_bits
+from compress.runs.method_chain import asks_words
+from compress.runs.method_trainings import fit_head
 from compress.runs.resumable_stages import Workdir
+from compress.runs.stages import fingerprint, texts_fingerprint
+from compress.runs.task_inputs import TaskInputs
 from serve.errors import BadInput
 from stillroom.console import bar, say
 from stillroom.verbs.compare import Comparison
-from stillroom.verbs.compare.rows import Row
-from stillroom.verbs.compare.training import make_row, rate_taken
+from stillroom.verbs.compare.rows import Row, links_of, rates_of, reads_source, row_fingerprint, rows_of
+from stillroom.verbs.compare.training import (
+    head_name,
+    make_row,
+    method_inputs_of,
+    rate_taken,
+    source_of,
+    teacher_fingerprint,
+)
 
 
 @dataclass(frozen=True)
@@ -44,6 +59,38 @@ class Queue:
     def finished(self, row: Row) -> bool:
         """Whether `row` is finished. BadInput if it is, but damaged."""
         return bool(self.rates_for(row)) and self.work.finished(row.name, self.fingerprint(row))
+
+
+def open_queue(given: Comparison, inputs_of: dict[str, TaskInputs], work: Workdir) -> Queue:
+    """The trainings of this comparison, once the teachers that they learn from are made."""
+    inputs = next(iter(inputs_of.values()))
+    rows = rows_of(given, inputs_of)
+    links = {row: links_of(given, inputs_of[row.student], row) for row in rows}
+    source = source_of(given, inputs) if any(reads_source(several) for several in links.values()) else None
+    same_bits(inputs.settings.threads)
+    of_teacher = teacher_fingerprint(inputs)
+    of_source = teacher_fingerprint(source) if source else ""
+    of_text = fingerprint("corpus", of_teacher, texts_fingerprint(inputs.corpus), given.tokens)
+    work.stage("teacher", of_teacher, partial(_make_teacher, inputs=inputs))
+    if source:
+        work.stage("teacher-source", of_source, partial(_make_teacher, inputs=source))
+    asking = {head_name(row): row for row in rows if any(asks_words(link.stages) for link in links[row])}
+    for name, row in asking.items():
+        tokens = row.choice.distill_tokens or 0
+        plain = replace(method_inputs_of(given, inputs, seed=0), tokens=float(tokens))
+        work.stage(name, f"{of_text}-{tokens}", partial(fit_head, given=plain))
+
+    def fingerprint_of(row: Row, rates: tuple[float, ...]) -> str:
+        text = of_text if row.choice.distill_tokens else ""
+        return row_fingerprint(of_teacher, text, of_source if reads_source(links[row]) else "", row, links[row], rates)
+
+    return Queue(work, rows, {row: rates_of(given, links[row]) for row in rows}, fingerprint_of)
+
+
+def _make_teacher(folder: Path, inputs: TaskInputs) -> None:
+    steps = inputs.teacher_steps
+    say(f"teacher: {steps} steps at most" if steps else "teacher: it has a head for this task")
+    task_stages.make_teacher(folder, inputs, steps)
 
 
 def train_all(given: Comparison, queue: Queue) -> None:

@@ -1,4 +1,4 @@
-"""One training of a comparison, from its start to its score, in a process of its own."""
+"""One training of a comparison, from its start to its score, in a process of its own; and what all of them share."""
 
 import json
 import re
@@ -14,31 +14,111 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from compress.data.corpus import tokenised
 from compress.models.initialise import RANDOM
+from compress.models.packed_inputs import row_tokens_for
 from compress.models.pretrained import load, open_model
 from compress.runs.hardware import same_bits
 from compress.runs.lineage import read_lineage
-from compress.runs.method_chain import Link, asks_words
+from compress.runs.method_chain import Link, asks_words, check_method_name
 from compress.runs.method_stages import run_method
 from compress.runs.method_trainings import Labelled, MethodInputs
 from compress.runs.open_task import open_task
 from compress.runs.resumable_stages import STATE, Workdir
-from compress.runs.task_inputs import TaskInputs, scored_rows
+from compress.runs.stages import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
+from compress.runs.task_inputs import TaskInputs, scored_rows, unseen
+from compress.settings import FineTunedTeacher, TaskData, TaskSettings
 from compress.training.loop import Diverged
+from compress.training.stage import StageSettings
+from serve.bundle.cpu_quota import available_cores
 from serve.bundle.manifest import canonical_json
+from serve.errors import BadInput
 from serve.files import replacing
-from stillroom.console import console, show
-from stillroom.verbs.compare import Comparison
-from stillroom.verbs.compare.choices import NEW_LAYERS
-from stillroom.verbs.compare.inputs import method_inputs_of, settings_of, source_of
-from stillroom.verbs.compare.rows import Row, at_rate, links_of, reads_source
+from stillroom.console import console, say, show
+from stillroom.inputs.folders import check_out_folder
+from stillroom.settings import shared
+from stillroom.verbs.compare import WRITTEN, Comparison
+from stillroom.verbs.compare.rows import NEW_LAYERS, Row, at_rate, check_choices, links_of, reads_source
 
 STAGES = "stages"  # of one row under way
 ROW = "row.json"  # the result of a finished one
 STUDENT = "student"  # the checkpoint of a finished one
 
 
-def make_row(given: Comparison, row: Row, rates: Sequence[float], fingerprint: str) -> None:
+def checked(given: Comparison) -> dict[str, TaskInputs]:
+    """The inputs of each student.
+
+    Raises:
+        BadInput: what is wrong with them, with methods that do not fit a student, and with values that are to be compared.
+    """
+    out = Path(given.out)
+    check_out_folder(out, WRITTEN)
+    if Path(given.teacher).resolve().is_relative_to((out / "work").resolve()):
+        raise BadInput(
+            f"--teacher {given.teacher} lies in {out / 'work'}, where this comparison writes. Copy it elsewhere."
+        )
+    names = [partial(check_method_name, method) for method in given.methods]
+    inputs_of: dict[str, TaskInputs] = {}
+    for student in given.students:
+        inputs_of[student] = open_task(settings_of(given, student), out / "work", more_checks=names, notify=show)
+    warnings = [*next(iter(inputs_of.values())).warnings, *check_choices(given, inputs_of)]
+    for warning in dict.fromkeys(warnings):
+        say(f"warning: {warning}")
+    return inputs_of
+
+
+def settings_of(given: Comparison, student: str) -> TaskSettings:
+    """The settings that all rows of one student share; a row's seed changes its training, not its data."""
+    threads = given.threads or max(1, available_cores() // given.jobs)
+    of_all = shared(given, FineTunedTeacher, TaskData) | {"threads": threads}
+    return TaskSettings(**of_all, student=student, corpus=given.corpus)
+
+
+def source_of(given: Comparison, inputs: TaskInputs) -> TaskInputs:
+    """The inputs of the task from which methods transfer, without texts of the task's own validation and test."""
+    # Its teacher is fine-tuned on the source task, whatever head the teacher came with.
+    task = given.source_task or given.task
+    settings = replace(inputs.settings, data=given.source_data, task=task, new_head=True, data_revision="")
+    source = open_task(settings, Path(given.out) / "work", notify=show)
+    train = unseen(source.splits.train, inputs.splits)
+    data_fingerprint = fingerprint(source.splits.fingerprint, inputs.data_fingerprint)  # depends on the texts left out
+    splits = replace(source.splits, train=train, fingerprint=data_fingerprint)
+    # Both tasks use one tokenizer, with the markers of relations where the task has them.
+    return replace(source, splits=splits, opened=inputs.opened, tokenizer=inputs.tokenizer)
+
+
+def method_inputs_of(given: Comparison, inputs: TaskInputs, *, seed: int) -> MethodInputs:
+    """The teacher and the plain text, which is tokenised once, by the first row that needs it."""
+    longest = min(given.tokens, inputs.max_length)
+    pieces = tokenised(
+        inputs.corpus,
+        inputs.tokenizer,
+        longest,
+        Path(given.out) / "work" / "corpus",
+        fingerprint=texts_fingerprint(inputs.corpus),
+    )
+    return MethodInputs(
+        inputs.opened,
+        inputs.tokenizer,
+        pieces,
+        {},
+        given.batch,
+        StageSettings(0, seed, inputs.settings.precision, device=inputs.settings.device),
+        row_tokens=row_tokens_for(longest, inputs.opened.config),
+        notify=show,
+    )
+
+
+def teacher_fingerprint(inputs: TaskInputs) -> str:
+    """The inputs of the teacher that is fine-tuned on the task."""
+    s = inputs.settings
+    return fingerprint(
+        "teacher", folder_fingerprint(inputs.opened.folder), s.task, inputs.data_fingerprint, s.threads, s.precision, s.batch,
+        inputs.max_length, trained_with(s.device), s.teacher_epochs, s.teacher_learning_rate,
+    )  # fmt: skip
+
+
+def make_row(given: Comparison, row: Row, rates: Sequence[float], decided_by: str) -> None:
     """One training from start to score, in the folder of its row; runs in its own process.
 
     With several `rates` the last stage is trained with each, and the student that is best on validation is kept. A rate whose loss
@@ -48,7 +128,7 @@ def make_row(given: Comparison, row: Row, rates: Sequence[float], fingerprint: s
     inputs = open_task(settings_of(given, row.student), Path(given.out) / "work", notify=show)
     same_bits(inputs.settings.threads)
     work = Workdir(Path(given.out) / "work")
-    work.stage(row.name, fingerprint, partial(_train_row, given=given, inputs=inputs, row=row, rates=rates))
+    work.stage(row.name, decided_by, partial(_train_row, given=given, inputs=inputs, row=row, rates=rates))
 
 
 def rate_taken(row: Path) -> float:

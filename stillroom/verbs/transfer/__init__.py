@@ -6,14 +6,17 @@ again to resume a stopped transfer.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from compress.settings import FineTunedTeacher, Output, TaskSettings
 from serve.options import again, make, setting
 from stillroom.console import result, say, table
+from stillroom.report.pages import write_document
 from stillroom.settings import SeveralTrainings
 from stillroom.verb import Document, Verb, ourselves
 
+FILES = ("transfer.json", "transfer.html")
 FORM = "[NAME=]TASK:DATA"
 
 
@@ -66,9 +69,29 @@ def transfer(**settings: Any) -> dict[str, Any]:
         BadInput: anything wrong with what was given, before any training; a teacher that is no better than chance on its source; or
             the minutes are over before one seed of the table is complete.
     """
-    from stillroom.verbs.transfer.run import transfer_between
+    from compress.runs.hardware import same_bits
+    from compress.runs.resumable_stages import Workdir
+    from latency.measure.machine import machine_facts
+    from stillroom.report.transfer_page import page
+    from stillroom.verbs.transfer.document import document_of
+    from stillroom.verbs.transfer.tasks import open_tasks
+    from stillroom.verbs.transfer.training import train
 
-    return transfer_between(make(Transferring, settings, verb="transfer"))
+    given = make(Transferring, settings, verb="transfer")
+    machine = machine_facts()
+    out = Path(given.out)
+    work = Workdir(out.with_name(f"{out.name}.work"))
+    tasks = open_tasks(given, out, work)
+    for warning in dict.fromkeys(tasks.warnings):
+        say(f"warning: {warning}")
+    for name, count in tasks.left_out.items():
+        if count:
+            say(f"{name}: {count:,} texts of its train are in validation or test of a target and were left out")
+    same_bits(next(iter(tasks.targets.values())).settings.threads)
+    with work.locked():
+        found, chosen = train(given, tasks, work)
+        document = document_of(given, tasks, work, found, chosen) | {"machine": machine}
+    return write_document(out, FILES, document, page)
 
 
 def show_transfer(document: Document) -> None:

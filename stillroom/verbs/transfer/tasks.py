@@ -1,7 +1,7 @@
 """The tasks of a transfer: named on the command line, opened and checked. Nothing here trains or writes."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,14 +18,14 @@ from compress.runs.open_task import open_task
 from compress.runs.resumable_stages import Workdir
 from compress.runs.stages import fingerprint
 from compress.runs.task_inputs import TaskInputs, unseen
-from compress.settings import TaskSettings
+from compress.settings import FineTunedTeacher, TaskSettings
 from compress.tasks import LABELLED
 from serve.errors import BadInput
 from stillroom.console import show
 from stillroom.inputs.folders import check_out_folder, check_outside
-from stillroom.verbs.transfer import FORM, Transferring
+from stillroom.settings import shared
+from stillroom.verbs.transfer import FILES, FORM, Transferring
 
-DOCUMENT, PAGE = "transfer.json", "transfer.html"
 METHOD = "xtremedistil-transfer"
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}")  # of a folder too
 # What other verbs offer for a missing column; here a flag would be for all data sets, and they differ.
@@ -95,7 +95,7 @@ def open_tasks(given: Transferring, out: Path, work: Workdir) -> Tasks:
         BadInput: one message with everything that is wrong with them, the teacher, the student or `out`.
     """
     faults = Faults()
-    faults.check(partial(check_out_folder, out, (DOCUMENT, PAGE)))
+    faults.check(partial(check_out_folder, out, FILES))
     faults.check(work.refuse_foreign)
     faults.check(partial(check_outside, "--teacher", given.teacher, work.root))
     teacher = faults.check(lambda: open_model(given.teacher, revision=given.revision))
@@ -105,7 +105,12 @@ def open_tasks(given: Transferring, out: Path, work: Workdir) -> Tasks:
         flag: [each for text in texts if (each := faults.check(partial(named_task, text, flag)))]
         for flag, texts in (("--source", given.sources), ("--target", given.targets))
     }
-    faults.messages += _repeated([each.name for several in named.values() for each in several])
+    names = [each.name for several in named.values() for each in several]
+    faults.messages += [
+        f"Two tasks are called {name}. Give each a name of its own, as in NAME=TASK:DATA."
+        for name in dict.fromkeys(names)
+        if names.count(name) > 1
+    ]
     opened: dict[str, dict[str, TaskInputs]] = {flag: {} for flag in named}
     if chain:
         for flag, several in named.items():
@@ -117,7 +122,13 @@ def open_tasks(given: Transferring, out: Path, work: Workdir) -> Tasks:
     faults.raise_if_any()
     assert chain
     assert shape
-    sources, targets = _one_tokenizer(sources, targets)
+    # All tasks have one tokenizer, so that a student can go from one to the other: that with markers of relations, if one has them.
+    every = [*sources.values(), *targets.values()]
+    first = next((inputs for inputs in every if inputs.opened.added), every[0])
+    sources, targets = (
+        {name: replace(inputs, opened=first.opened, tokenizer=first.tokenizer) for name, inputs in several.items()}
+        for several in (sources, targets)
+    )
     apart = {name: _without_texts_of(inputs, targets.values()) for name, inputs in sources.items()}
     left_out = {name: len(sources[name].splits.train) - len(inputs.splits.train) for name, inputs in apart.items()}
     faults.messages += [
@@ -132,23 +143,13 @@ def open_tasks(given: Transferring, out: Path, work: Workdir) -> Tasks:
 def _open(given: Transferring, named: Named, flag: str, out: Path) -> TaskInputs:
     """The data of one task, and the teacher for it."""
     settings = TaskSettings(
-        teacher=given.teacher, revision=given.revision, task=named.task, data=named.data, student=given.student, new_head=True,
-        max_length=given.max_length, teacher_epochs=given.teacher_epochs, teacher_learning_rate=given.teacher_learning_rate,
-        student_learning_rate=given.target_learning_rate, batch=given.batch, device=given.device, threads=given.threads,
-        precision=given.precision,
+        **shared(given, FineTunedTeacher), task=named.task, data=named.data, student=given.student, new_head=True,
+        student_learning_rate=given.target_learning_rate,
     )  # fmt: skip
     try:
         return open_task(settings, out, notify=show)
     except BadInput as fault:
         raise BadInput(f"{flag} {named.name}: {COLUMN_FLAGS.sub('', fault.message)}") from None
-
-
-def _repeated(names: Sequence[str]) -> list[str]:
-    return [
-        f"Two tasks are called {name}. Give each a name of its own, as in NAME=TASK:DATA."
-        for name in dict.fromkeys(names)
-        if names.count(name) > 1
-    ]
 
 
 def _same_data(sources: dict[str, TaskInputs], targets: dict[str, TaskInputs]) -> list[str]:
@@ -159,21 +160,6 @@ def _same_data(sources: dict[str, TaskInputs], targets: dict[str, TaskInputs]) -
         for source, ours in sources.items()
         if theirs.data_fingerprint == ours.data_fingerprint and theirs.settings.task == ours.settings.task
     ]
-
-
-def _one_tokenizer(
-    sources: dict[str, TaskInputs], targets: dict[str, TaskInputs]
-) -> tuple[dict[str, TaskInputs], dict[str, TaskInputs]]:
-    """All tasks with one tokenizer, so that a student can go from one to the other: that with markers of relations, if one has them."""
-    every = [*sources.values(), *targets.values()]
-    first = next((inputs for inputs in every if inputs.opened.added), every[0])
-
-    def same(several: dict[str, TaskInputs]) -> dict[str, TaskInputs]:
-        return {
-            name: replace(inputs, opened=first.opened, tokenizer=first.tokenizer) for name, inputs in several.items()
-        }
-
-    return same(sources), same(targets)
 
 
 def _without_texts_of(source: TaskInputs, targets: Iterable[TaskInputs]) -> TaskInputs:

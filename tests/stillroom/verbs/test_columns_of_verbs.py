@@ -13,8 +13,7 @@ from compress.runs.open_task import open_task
 from compress.settings import TaskSettings
 from serve.errors import BadInput
 from stillroom import evaluate, export, load
-from stillroom.verbs.compare import Comparison
-from stillroom.verbs.compare.run import compare
+from stillroom.verbs.compare import compare
 from stillroom.verbs.profile import Profiling
 from stillroom.verbs.profile.texts import given_texts
 
@@ -78,9 +77,7 @@ def test_each_verb_names_the_columns_that_it_was_given_where_they_are_not(
         "run": lambda: open_task(TaskSettings(teacher=teacher, task=TASK, data=data, student=STUDENT, **wrong), out),
         "finetune": lambda: finetune(teacher, TASK, data, out, **wrong),
         "compare": lambda: compare(
-            Comparison(
-                teacher=teacher, task=TASK, data=data, out=str(out), methods=("labels",), students=(STUDENT,), **wrong
-            )
+            teacher=teacher, task=TASK, data=data, out=str(out), methods=("labels",), students=(STUDENT,), **wrong
         ),
         "export": lambda: export(classifier, out, data, **wrong),
         "distill": lambda: distill(teacher, [more], out, student=STUDENT, text_column="Words"),

@@ -18,10 +18,9 @@ from serve.errors import BadInput
 from serve.options import make
 from stillroom import transfer
 from stillroom.report.transfer_page import sentences
-from stillroom.verbs.transfer import Transferring, run, show_transfer, training
-from stillroom.verbs.transfer.run import best_source
+from stillroom.verbs.transfer import Transferring, show_transfer, training
 from stillroom.verbs.transfer.tasks import named_task, open_tasks
-from stillroom.verbs.transfer.training import Cell, chosen_texts
+from stillroom.verbs.transfer.training import Cell, best_source, chosen_texts, label_counts
 
 SETTINGS: dict[str, Any] = {
     "student": "layers=2,hidden=32,heads=4,ffn=64", "seeds": 2, "labels": (10, 60, 500), "teacher_epochs": 12,
@@ -343,4 +342,4 @@ def test_a_source_that_its_teacher_cannot_learn_is_named(
 
 def test_a_number_of_labels_counts_once_and_only_where_there_are_more_texts() -> None:
     given = {"teacher": "t", "sources": ("a",), "targets": ("b",), "out": "o", "labels": (50, 5, 5, 200)}
-    assert run.label_counts(make(Transferring, given), 200) == [5, 50]
+    assert label_counts(make(Transferring, given), 200) == [5, 50]
