@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from compress.data.columns import columns_of
 from compress.data.examples import Example, Splits
@@ -32,7 +32,7 @@ from export.packing.writer import clear_leftovers, refuse_foreign
 from export.precision.int8_search import UNREPAIRED
 from export.settings import VariantSettings
 from latency.candidates.candidate import Candidate
-from latency.measure.machine import MachineFacts, machine_facts
+from latency.measure.machine import machine_facts
 from latency.measure.result_document import ProfileDocument
 from latency.profile import Plan, time_grid
 from serve.bundle.cpu_quota import available_cores
@@ -49,31 +49,12 @@ from stillroom.report.run_page import Report, report_files
 from stillroom.verbs.export import Exporting
 
 if TYPE_CHECKING:
-    from tokenizers import Encoding
+    from tokenizers import Encoding, Tokenizer
 
 LENGTHS = (16, 64, 128)  # tokens: a short message, a sentence or two, a paragraph
 
 # Unlabelled texts that an export without data reads: one half calibrates, the other checks.
 TEXTS = 1_000
-
-
-def wanted_of(settings: Exporting) -> VariantSettings:
-    """The variants to make. BadInput where the text that int8 needs was not given."""
-    variants = settings.variants or (("fp32", "int8") if settings.data else ("fp32",))
-    wanted = replace(settings.graphs, variants=variants)
-    if "int8" in variants and not settings.data and not settings.texts:
-        raise BadInput(
-            "--variants int8 needs text to calibrate on and to check with, and none was given. Give --data, a "
-            "folder of labelled splits, or --texts, files of unlabelled text like that of real requests."
-        )
-    return wanted
-
-
-def _faults(settings: Exporting) -> list[str]:
-    """Which settings do not go together, a line each."""
-    found = Faults()
-    found.check(lambda: wanted_of(settings))
-    return [*found.messages, *rule_faults(settings)]
 
 
 @dataclass(frozen=True)
@@ -91,9 +72,8 @@ class Beside:
 
 @dataclass(frozen=True)
 class _Given:
-    """The settings and the inputs they name, opened and checked."""
+    """What the settings name, opened and checked."""
 
-    settings: Exporting
     wanted: VariantSettings
     opened: Opened
     task: Task
@@ -101,32 +81,26 @@ class _Given:
     """None without data."""
     outside: Splits | None
     """Texts out of scope, which are in none of `splits`."""
+    promised_on: FurtherTexts | None
+    """The texts of --promise-data."""
     labels: tuple[str, ...]
     texts: list[str]
     """Without data: texts for parity and for calibrating int8."""
-    max_length: int
-    """In tokens."""
-    threads: int
-    name: str
     kept_texts: list[str]
     """Texts whose words the trimmed vocabulary keeps; empty: it is not trimmed."""
+    max_length: int
+    """In tokens."""
     how: SentencePooling | None
     """How vectors are made; None for a model with a head."""
-    beside: Beside | None
-    promised_on: FurtherTexts | None
-    """The texts of --promise-data."""
 
     def validation(self) -> list[Example]:
         """The texts that the graphs are checked on: validation, or every second of the unlabelled texts."""
         return self.splits.validation if self.splits else [Example(text) for text in self.texts[1::2]]
 
 
-@dataclass(frozen=True)
-class _Ready:
-    """The checkpoint for the bundle, and the texts encoded with its tokenizer."""
+class _Texts(NamedTuple):
+    """The texts of an export, tokenised as the checkpoint in the bundle reads them."""
 
-    checkpoint: Path
-    trimmed: Trimmed | None
     calibration: "list[Encoding]"
     validation: Split
     test: Split | None
@@ -142,19 +116,62 @@ def export_checkpoint(checkpoint: str, out: Path, settings: Exporting, beside: B
     """See `stillroom.export`; with `beside`, which asks for labelled data, the report has the teacher too."""
     machine = machine_facts()  # before any work, which would count as load of the machine
     out = Path(os.path.abspath(out))
-    given = _checked(checkpoint, out, settings, beside)
+    given = _checked(checkpoint, out, settings)
+    threads = settings.threads or available_cores()
     with Workdir(out.with_name(f"{out.name}.export-work")).scratch() as folder:
         _refuse_taken(out)  # again, since another export may have ended meanwhile
         clear_leftovers(out)
         for ending in ("html", "json"):  # left by an earlier call that missed a gate
             out.with_name(f"{out.name}.report.{ending}").unlink(missing_ok=True)
-        return _export(folder, out, given, machine)
+        trimmed = _copy(folder / "checkpoint", given)
+        texts = _encoded(given, load_tokenizer(folder / "checkpoint", given.max_length))
+        for warning in texts.warnings:
+            say(f"warning: {warning}")
+        say(f"export: {', '.join(given.wanted.variants)}, checked against torch")
+        variants = make_variants(
+            folder,
+            folder / "checkpoint",
+            given.wanted,
+            texts.calibration,
+            texts.validation,
+            given.max_length,
+            promised_on=texts.promised_on,
+            threads=threads,
+            progress=lambda line: say(f"  {line}"),
+        )
+        made_of = {**({"vocabulary": trimmed.counts()} if trimmed else {}), **(beside.lineage if beside else {})}
+        facts = _facts(given, settings, settings.name or out.name, texts.relations, made_of)
+        model_report = ModelReport(
+            facts, given.task.metric.name, variants, warnings=texts.warnings, **_teacher(beside, variants)
+        )
+
+        def report_of(latency: ProfileDocument | None) -> Report:
+            report = model_report.report() | {"machine": machine}
+            if trimmed:
+                report["vocabulary"] = trimmed.counts()
+            if latency:
+                report["latency"] = latency
+            return cast(Report, report)
+
+        if model_report.missed:
+            raise model_report.refusal(_write_beside(out, report_of(None)))
+        if texts.test:
+            model_report = replace(model_report, test=scores_on_test(variants, texts.test, threads)[0])
+        latency = None
+        if settings.latency_seconds:
+            timed = [example.text_alone for example in (texts.test or texts.validation).examples]
+            latency = _time(variants, timed, folder / "checkpoint", given.max_length, threads, settings.latency_seconds)
+            latency["machine"] = machine
+        model_report = replace(model_report, claims=_claims_of(latency))
+        model_report.pack(out, folder / "checkpoint", report_files(report_of(latency)))
+        return model_report.document(out, page_or(out / "report.html", "report.json"))
 
 
-def _checked(checkpoint: str, out: Path, settings: Exporting, beside: Beside | None) -> _Given:
+def _checked(checkpoint: str, out: Path, settings: Exporting) -> _Given:
     """Opens and checks the inputs; writes nothing. BadInput for what cannot be exported."""
     faults = Faults()
-    faults.messages += _faults(settings)
+    wanted = faults.check(lambda: _wanted(settings))
+    faults.messages += rule_faults(settings)
     faults.check(lambda: _refuse_taken(out))
     opened = faults.check(lambda: _opened(checkpoint, settings.revision))
     columns = columns_of(settings)
@@ -172,6 +189,7 @@ def _checked(checkpoint: str, out: Path, settings: Exporting, beside: Beside | N
     texts = [] if settings.data or asks else faults.check(lambda: _unlabelled(settings))
     faults.raise_if_any()
     assert opened is not None
+    assert wanted is not None
     how = None if task.head else pooling_in(opened.folder, f"CKPT {checkpoint}")
     if how and settings.data:
         raise BadInput(
@@ -196,22 +214,20 @@ def _checked(checkpoint: str, out: Path, settings: Exporting, beside: Beside | N
                 labels, out_of_scope=settings.out_of_scope,
             )  # fmt: skip
     return _Given(
-        settings,
-        wanted_of(settings),
-        opened,
-        task if splits else task.with_multi_label(opened.multi_label),
-        splits,
-        outside,
-        labels,
-        texts or [],
-        length,
-        settings.threads or available_cores(),
-        settings.name or out.name,
-        kept_texts or [],
-        how,
-        beside,
-        promised_on,
-    )
+        wanted, opened, task if splits else task.with_multi_label(opened.multi_label), splits, outside, promised_on, labels, texts or [],
+        kept_texts or [], length, how,
+    )  # fmt: skip
+
+
+def _wanted(settings: Exporting) -> VariantSettings:
+    """The variants to make. BadInput where the text that int8 needs was not given."""
+    variants = settings.variants or (("fp32", "int8") if settings.data else ("fp32",))
+    if "int8" in variants and not settings.data and not settings.texts:
+        raise BadInput(
+            "--variants int8 needs text to calibrate on and to check with, and none was given. Give --data, a "
+            "folder of labelled splits, or --texts, files of unlabelled text like that of real requests."
+        )
+    return replace(settings.graphs, variants=variants)
 
 
 def _opened(checkpoint: str, revision: str) -> Opened:
@@ -249,77 +265,48 @@ def _refuse_taken(out: Path) -> None:
         )
 
 
-def _export(folder: Path, out: Path, given: _Given, machine: MachineFacts) -> dict[str, Any]:
-    """Makes the bundle `out`, with its report, in `folder`. On GateMissed there is only a report, beside `out`."""
-    ready = _ready(folder / "checkpoint", given)
-    for warning in ready.warnings:
-        say(f"warning: {warning}")
-    say(f"export: {', '.join(given.wanted.variants)}, checked against torch")
-    variants = make_variants(
-        folder,
-        ready.checkpoint,
-        given.wanted,
-        ready.calibration,
-        ready.validation,
-        given.max_length,
-        promised_on=ready.promised_on,
-        threads=given.threads,
-        progress=lambda line: say(f"  {line}"),
-    )
-    metric = given.task.metric.name
-    model_report = ModelReport(
-        _facts(given, ready), metric, variants, warnings=ready.warnings, **_teacher(given, variants)
-    )
-    if model_report.missed:
-        raise model_report.refusal(_write_beside(out, _report_of(model_report, ready, machine, None)))
-    if ready.test:
-        model_report = replace(model_report, test=scores_on_test(variants, ready.test, given.threads)[0])
-    latency = _time(variants, ready, given, machine)
-    model_report = replace(model_report, claims=claims_of(latency))
-    model_report.pack(out, ready.checkpoint, report_files(_report_of(model_report, ready, machine, latency)))
-    return model_report.document(out, page_or(out / "report.html", "report.json"))
-
-
-def _ready(folder: Path, given: _Given) -> _Ready:
-    """A copy of the checkpoint in `folder`, trimmed if asked for, and the texts encoded with its tokenizer."""
+def _copy(folder: Path, given: _Given) -> Trimmed | None:
+    """Writes the checkpoint of the bundle into `folder`, with a trimmed vocabulary if asked for, which it returns."""
     save_tokenizer(given.opened, folder)
     for file in given.opened.folder.iterdir():
         if file.name in ("config.json", "model.safetensors", LINEAGE):
             shutil.copyfile(file, folder / file.name)
     if given.how:
         write_pooling(folder, given.how, given.opened.config.hidden_size, given.max_length)
-    trimmed = _trim(folder, given) if given.kept_texts else None
-    tokenizer = load_tokenizer(folder, given.max_length)
+    if not given.kept_texts:
+        return None
+    pairs = [(example.text_read, example.text_pair) for example in given.validation()]
+    trimmed = trim_vocabulary(folder, given.kept_texts, [text for pair in pairs for text in pair if text])
+    say(trimmed.told())
+    return trimmed
 
+
+def _encoded(given: _Given, tokenizer: "Tokenizer") -> _Texts:
     def split(examples: Sequence[Example], outside: Sequence[Example] = ()) -> Split:
         found, strange = (given.task.encode(each, tokenizer, given.labels) for each in (examples, outside))
         return Split(examples, found, strange if outside else None, labelled=given.splits is not None)
 
-    splits, outside = given.splits, given.outside
+    splits, outside, promised_on = given.splits, given.outside, given.promised_on
     if splits is None:
         relations = given.task.has_kinds and knows_markers(tokenizer)
         calibration = tokenizer.encode_batch(given.texts[::2])
         without_outside = given.task.labels_words and OUTSIDE not in given.labels
         warnings = outside_warning("of the model", "its id2label") if without_outside else []
-        return _Ready(folder, trimmed, calibration, split(given.validation()), None, None, relations, warnings)
-    return _Ready(
-        folder,
-        trimmed,
+        return _Texts(calibration, split(given.validation()), None, None, relations, warnings)
+    warnings = warnings_of(splits, tokenizer, given.task, given.max_length)
+    return _Texts(
         split(splits.train).encoded.encodings,
         split(splits.validation, outside.validation if outside else ()),
         split(splits.test, outside.test if outside else ()),
-        split(given.promised_on.examples, given.promised_on.outside) if given.promised_on else None,
+        split(promised_on.examples, promised_on.outside) if promised_on else None,
         splits.relations,
-        [
-            *warnings_of(splits, tokenizer, given.task, given.max_length),
-            *(given.promised_on.warnings("--promise-data") if given.promised_on else []),
-        ],
+        [*warnings, *(promised_on.warnings("--promise-data") if promised_on else [])],
     )
 
 
-def _teacher(given: _Given, variants: Variants) -> dict[str, Any]:
+def _teacher(beside: Beside | None, variants: Variants) -> dict[str, Any]:
     """The teacher's part of the report: its scores and size, and the gate that the served variant is held to; none without one."""
-    if not (beside := given.beside):
+    if not beside:
         return {}
     ours = variants.validation[run_name(variants.served, variants.wanted.runs_in(variants.served))].value
     theirs = beside.scores["validation"]["value"]
@@ -331,14 +318,12 @@ def _teacher(given: _Given, variants: Variants) -> dict[str, Any]:
     }
 
 
-def _facts(given: _Given, ready: _Ready) -> CardFacts:
-    """Facts of the model for its card and manifest."""
-    settings = given.settings
+def _facts(given: _Given, settings: Exporting, name: str, relations: bool, made_of: Mapping[str, Any]) -> CardFacts:
+    """Facts of the model for its card and manifest; `made_of` is added to the lineage of the checkpoint."""
     # The checkpoint's lineage, without its curves.
     lineage = read_lineage(given.opened.folder) or {"checkpoint": given.opened.public_name}
-    lineage = {key: value for key, value in lineage.items() if key not in ("loss", "validation")}
     return CardFacts(
-        given.name,
+        name,
         given.task.name,
         given.labels,
         given.max_length,
@@ -347,72 +332,44 @@ def _facts(given: _Given, ready: _Ready) -> CardFacts:
         language=settings.language or None,
         base_model=base_model_of(given.opened),
         dataset=settings.data if settings.data and not Path(settings.data).exists() else None,
-        lineage=lineage
-        | ({"vocabulary": ready.trimmed.counts()} if ready.trimmed else {})
-        | dict(given.beside.lineage if given.beside else {}),
+        lineage={key: value for key, value in lineage.items() if key not in ("loss", "validation")} | dict(made_of),
         multi_label=given.task.multi_label,
-        relations=ready.relations,
+        relations=relations,
         pairs=given.splits.pairs if given.splits else False,
         vector_width=given.opened.config.hidden_size if given.how else 0,
         normalised=bool(given.how and given.how.normalised),
     )
 
 
-def _trim(checkpoint: Path, given: _Given) -> Trimmed:
-    pairs = [(example.text_read, example.text_pair) for example in given.validation()]
-    held_out = [text for pair in pairs for text in pair if text]
-    trimmed = trim_vocabulary(checkpoint, given.kept_texts, held_out)
-    say(trimmed.told())
-    return trimmed
-
-
-def _time(variants: Variants, ready: _Ready, given: _Given, machine: MachineFacts) -> ProfileDocument | None:
+def _time(
+    variants: Variants, texts: list[str], checkpoint: Path, max_length: int, threads: int, seconds: float
+) -> ProfileDocument:
     """Times every variant in every runtime on real text, in turns; the default variant is the first candidate."""
-    if not given.settings.latency_seconds:
-        return None
     first = (variants.served, variants.wanted.runs_in(variants.served))
-    runs = sorted(variants.runs, key=lambda run: (run[1], run[2]) != first)
     candidates = [
-        Candidate(name, runtime, kind, variants.file(kind), given.threads, max_length=given.max_length)
-        for name, kind, runtime in runs
+        Candidate(name, runtime, kind, variants.file(kind), threads, max_length=max_length)
+        for name, kind, runtime in sorted(variants.runs, key=lambda run: (run[1], run[2]) != first)
     ]
     if variants.search and variants.search.repaired:
         unrepaired = variants.file("int8").with_name(UNREPAIRED)
-        candidates.append(Candidate("int8 before repair", "onnxruntime", "int8", unrepaired, given.threads))
-    lengths = [length for length in LENGTHS if length <= given.max_length] or [given.max_length]
+        candidates.append(Candidate("int8 before repair", "onnxruntime", "int8", unrepaired, threads))
+    lengths = [length for length in LENGTHS if length <= max_length] or [max_length]
+    plan = Plan((1,), tuple(lengths), seconds)
     with bar("latency") as shown:
-        document = time_grid(
-            candidates,
-            [example.text_alone for example in (ready.test or ready.validation).examples],
-            load_tokenizer(ready.checkpoint, given.max_length),
-            Plan((1,), tuple(lengths), given.settings.latency_seconds),
-            progress=shown,
-        )
-    document["machine"] = machine
-    return document
+        return time_grid(candidates, texts, load_tokenizer(checkpoint, max_length), plan, progress=shown)
 
 
-def _report_of(
-    model_report: ModelReport, ready: _Ready, machine: MachineFacts, latency: ProfileDocument | None
-) -> Report:
-    report = model_report.report() | {"machine": machine}
-    if ready.trimmed:
-        report["vocabulary"] = ready.trimmed.counts()
-    if latency:
-        report["latency"] = latency
-    return cast(Report, report)
-
-
-def claims_of(latency: ProfileDocument | None) -> list[str]:
+def _claims_of(latency: ProfileDocument | None) -> list[str]:
     """A sentence per variant, runtime and length: its speed relative to the default variant."""
-    if latency is None:
-        return []
-    reference = latency["candidates"][0]["name"]
-    return [
-        f"{row['tokens']} tokens: {row['b']} runs at {row['ratio']:.2f} times the speed of {reference} "
-        f"[{row['low']:.2f}, {row['high']:.2f}]."
-        for row in latency["ratios"]
-    ]
+    return (
+        [
+            f"{row['tokens']} tokens: {row['b']} runs at {row['ratio']:.2f} times the speed of {latency['candidates'][0]['name']} "
+            f"[{row['low']:.2f}, {row['high']:.2f}]."
+            for row in latency["ratios"]
+        ]
+        if latency
+        else []
+    )
 
 
 def _write_beside(out: Path, report: Report) -> Path:

@@ -16,10 +16,11 @@ from typing import Any, ClassVar, Literal
 from compress.settings import Output, RowColumns, Seed
 from latency.candidates.candidate import Runtime
 from serve.bundle.runtimes import Device
-from serve.errors import GateMissed
+from serve.errors import BadInput, GateMissed
 from serve.observe.logs import plain
 from serve.options import again, make, setting
 from stillroom.console import KEPT, result
+from stillroom.inputs.folders import local_bundle
 from stillroom.settings import Timing
 from stillroom.verb import Argument, Document, FolderOrUrl, Verb
 
@@ -103,10 +104,15 @@ def _from_command_line(models: tuple[Path | str, ...], **settings: Any) -> Docum
 
 
 def _profile(models: Sequence[Path | str], command: str, settings: dict[str, Any]) -> Document:
-    from stillroom.verbs.profile.run import profile as profile_these
+    from stillroom.verbs.profile.papers_table import profile_paper
+    from stillroom.verbs.profile.run import profile_models
 
     chosen = make(Profiling, settings, verb="profile")
-    return dict(profile_these(models, chosen, out=Path(chosen.out) if chosen.out else None, command=command))
+    if not chosen.paper:
+        return dict(profile_models([*map(local_bundle, models)], chosen, command))
+    if models or chosen.against:
+        raise BadInput("--paper makes its own models; leave MODEL and --against out.")
+    return dict(profile_paper(chosen, command))
 
 
 def show_profile(document: Document) -> None:

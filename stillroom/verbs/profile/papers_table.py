@@ -2,16 +2,39 @@
 
 import json
 import random
+import tempfile
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
+from compress.data.subset import subset
 from compress.models.shapes import STUDENTS, Shape
+from compress.settings import RowColumns
 from latency.candidates.candidate import Runtime
+from latency.measure.machine import machine_facts
 from latency.measure.result_document import CandidateRow, PaperRow, ProfileDocument
 from latency.measure.statistics import process_ratio
+from latency.profile import time_grid
 from serve.bundle.runtimes import Device, has_openvino
+from serve.errors import BadInput
+from serve.text.tokenizer import load_tokenizer
+from stillroom.console import bar, say
+from stillroom.inputs.folders import check_out_folder
+from stillroom.verbs.profile import Profiling
+from stillroom.verbs.profile.models import LONGEST
+from stillroom.verbs.profile.run import (
+    FILES,
+    found_here,
+    grid_plan,
+    keep,
+    known_parts,
+    refuse_nothing,
+    ways_of,
+    with_lengths,
+)
 from stillroom.verbs.profile.speed_regression import turns_of
+from stillroom.verbs.profile.texts import CALIBRATION_TEXTS
 
 
 class Published(NamedTuple):
@@ -37,6 +60,65 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 TEXTS, WORDS_EACH = 200, 24
 CPU_RUNTIMES: tuple[Runtime, ...] = ("torch", "onnxruntime")
 GPU_RUNTIMES: tuple[Runtime, ...] = ("torch", "torch-compile", "torch-cuda-graphs")
+
+
+# Settings without effect on the papers' table, which has medians of single rows of random tokens.
+NOT_OF_THE_PAPER = (
+    "data", "batches", "budget_ms", "percentile", "bound_ms", "price_per_core_hour", "sweep", *(field.name for field in fields(RowColumns)),
+)  # fmt: skip
+
+
+def profile_paper(settings: Profiling, command: str = "") -> ProfileDocument:
+    """Times the papers' teacher and students, with random weights, on rows of tokens; `paper` has published and measured times.
+
+    `out` and `command` are used as by `profile_models`.
+
+    Raises:
+        BadInput: a setting is given that has no effect on the table, or no requested runtime works on this machine.
+    """
+    machine = machine_facts()
+    if settings.out:
+        check_out_folder(Path(settings.out), FILES)
+    settings = for_the_paper(settings)
+    with tempfile.TemporaryDirectory(prefix="stillroom-") as folder:
+        say("paper: making 12x768, 6x768, 6x384, 4x576 and 3x384 with random weights")
+        models = make_models(Path(folder) / "models")
+        texts = random_texts(settings.seed)
+        found = found_here(models, settings, Path(folder), subset(texts, CALIBRATION_TEXTS, settings.seed))
+        refuse_nothing(found, settings)
+        for line in found.left_out:
+            say(f"left out: {line}")
+        candidates = [replace(candidate, reads=None) for candidate in found.candidates]
+        settings = with_lengths(settings, candidates)
+        known = known_parts(machine, found.left_out, command, settings)
+
+        def tell(so_far: ProfileDocument, *, ended: bool = False) -> ProfileDocument:
+            document = cast(ProfileDocument, {**so_far, **known, "paper": paper_rows(so_far)})
+            return keep(document, settings, ended=ended)
+
+        tokenizer = load_tokenizer(models[0], LONGEST)
+        with bar("timing") as shown:
+            document = time_grid(
+                candidates, texts, tokenizer, grid_plan(settings), seed=settings.seed, progress=shown, machine=machine, keep=tell,
+            )  # fmt: skip
+    return tell(document, ended=True)
+
+
+def for_the_paper(settings: Profiling) -> Profiling:
+    """`settings` for the papers' table. BadInput names every setting that has no effect on it."""
+    usual = Profiling()
+    refused = [
+        "--" + name.replace("_", "-")
+        for name in NOT_OF_THE_PAPER
+        if getattr(settings, name) != getattr(usual, name) and (name, getattr(settings, name)) != ("batches", (1,))
+    ]
+    if refused:
+        raise BadInput(
+            f"{', '.join(refused)}: no effect with --paper, which times random weights on single rows of tokens. Leave "
+            f"{'it' if len(refused) == 1 else 'them'} out, or profile a model of your own."
+        )
+    devices = ways_of(settings).devices
+    return replace(settings, device=devices, batches=(1,), runtimes=settings.runtimes or runtimes(devices))
 
 
 def runtimes(devices: Sequence[Device]) -> tuple[Runtime, ...]:
@@ -91,14 +173,15 @@ def random_texts(seed: int) -> list[str]:
 def paper_rows(document: ProfileDocument) -> list[PaperRow]:
     """Published and measured times: a row per model, device and length, with the fastest candidate of each kind.
 
-    Speed-ups are relative to the teacher in torch fp32 on the same device, and absent where that was not timed.
+    Speed-ups are the teacher's median in torch fp32 on the same device over the model's, with their interval: `[ratio, low, high]`.
+    They are empty where that was not timed.
     """
     rows = []
     shapes = list(dict.fromkeys((row["device"], row["tokens"]) for row in document["candidates"]))
     for device, tokens in shapes:
         timed = [row for row in document["candidates"] if (row["device"], row["tokens"]) == (device, tokens)]
-        kinds = list(dict.fromkeys(_kind(row["runtime"], row["precision"]) for row in timed))
-        teacher = next((row for row in timed if _is_teacher(row)), None)
+        kinds = list(dict.fromkeys(_model_and_kind(row)[1] for row in timed))
+        teacher = next((row for row in timed if _model_and_kind(row) == (TEACHER, "torch fp32")), None)
         for name in SHAPES:
             published = PUBLISHED[name]
             theirs_ms = published.cpu_ms if device == "cpu" else published.gpu_ms
@@ -112,34 +195,24 @@ def paper_rows(document: ProfileDocument) -> list[PaperRow]:
                 ours={},
             )
             for kind in kinds:
-                own = [
-                    each
-                    for each in timed
-                    if each["name"].split()[0] == name and _kind(each["runtime"], each["precision"]) == kind
-                ]
-                if own:
-                    best = min(own, key=lambda each: each["p50_ms"])
-                    row["ours"][kind] = {
-                        "name": best["name"],
-                        "p50_ms": best["p50_ms"],
-                        "speedup": _speedup(teacher, best) if teacher else [],
-                    }
+                own = [each for each in timed if _model_and_kind(each) == (name, kind)]
+                if not own:
+                    continue
+                best = min(own, key=lambda each: each["p50_ms"])
+                ratio = process_ratio(turns_of(teacher), turns_of(best)) if teacher else ()
+                row["ours"][kind] = {
+                    "name": best["name"],
+                    "p50_ms": best["p50_ms"],
+                    "speedup": [round(each, 4) for each in ratio],
+                }
             rows.append(row)
     return rows
 
 
-def _kind(runtime: str, precision: str) -> str:
-    """The column of the table; int8 is one column for all runtimes."""
-    return "int8" if precision == "int8" else f"{runtime} {precision}"
-
-
-def _is_teacher(row: CandidateRow) -> bool:
-    return row["name"].split()[0] == TEACHER and (row["runtime"], row["precision"]) == ("torch", "fp32")
-
-
-def _speedup(teacher: CandidateRow, row: CandidateRow) -> list[float]:
-    """The teacher's median over that of `row`, with its interval: [ratio, low, high]."""
-    return [round(x, 4) for x in process_ratio(turns_of(teacher), turns_of(row))]
+def _model_and_kind(row: CandidateRow) -> tuple[str, str]:
+    """The model and the column of the table; int8 is one column for all runtimes."""
+    kind = "int8" if row["precision"] == "int8" else f"{row['runtime']} {row['precision']}"
+    return row["name"].split()[0], kind
 
 
 def paper_markdown(rows: Sequence[PaperRow]) -> str:

@@ -1,19 +1,17 @@
-"""`stillroom profile`: the best model, precision and runtime within a budget on this machine, and the costs."""
+"""Models side by side: the best model, precision and runtime within a budget on this machine, and the costs."""
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from compress.data.columns import columns_of
 from compress.data.examples import check_kind
-from compress.data.subset import subset
 from compress.input_errors import Faults
-from compress.settings import RowColumns
 from compress.tasks import task_named
 from latency.analysis.costs import add_costs
 from latency.analysis.pareto import Point, pareto_front, within_budget
@@ -21,9 +19,8 @@ from latency.analysis.roofline import measured_peaks
 from latency.candidates.candidate import Candidate
 from latency.measure.interleave import Progress, Worker, at_work
 from latency.measure.machine import MachineFacts, machine_facts
-from latency.measure.result_document import Metric, ModelRow, ProfileDocument, SweepRow
-from latency.measure.workloads import Workload
-from latency.profile import Plan, Timed, grid, time_all, time_grid, work_of
+from latency.measure.result_document import Metric, ModelRow, ProfileDocument
+from latency.profile import Plan, Timed, grid, time_all, work_of
 from latency.scenarios.sweep import sweep
 from serve.bundle.cpu_quota import available_cores
 from serve.bundle.runtimes import Device
@@ -31,12 +28,11 @@ from serve.errors import BadInput
 from serve.text.entity_markers import knows_markers
 from serve.text.tokenizer import load_tokenizer
 from stillroom.console import bar, say
-from stillroom.inputs.folders import check_out_folder, local_bundle
+from stillroom.inputs.folders import check_out_folder
 from stillroom.report.pages import can_write_pages, write_page, write_text
 from stillroom.report.profile_page import profile_markdown, profile_page
 from stillroom.verbs.profile import Profiling
 from stillroom.verbs.profile.models import LONGEST, ON_CUDA_ALONE, Ways, candidates_of, check_model, task_of
-from stillroom.verbs.profile.papers_table import make_models, paper_rows, random_texts, runtimes
 from stillroom.verbs.profile.speed_regression import (
     BEFORE,
     given_models,
@@ -46,7 +42,7 @@ from stillroom.verbs.profile.speed_regression import (
     regressions,
     speed_gates,
 )
-from stillroom.verbs.profile.texts import CALIBRATION_TEXTS, TIMED_TEXTS, Given, given_texts
+from stillroom.verbs.profile.texts import TIMED_TEXTS, Given, given_texts
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -77,37 +73,7 @@ def grid_plan(settings: Profiling) -> Plan:
     return Plan(settings.batches, settings.lengths, settings.seconds, settings.tight, settings.bound_ms, operators=True)
 
 
-# Settings without effect on the papers' table, which has medians of single rows of random tokens.
-NOT_OF_THE_PAPER = (
-    "data", "batches", "budget_ms", "percentile", "bound_ms", "price_per_core_hour", "sweep", *(field.name for field in fields(RowColumns)),
-)  # fmt: skip
-
-
-def profile(
-    models: Sequence[Path | str], settings: Profiling, *, out: Path | None = None, command: str = ""
-) -> ProfileDocument:
-    """Runs `profile_paper` if the settings ask for the papers' table, otherwise `profile_models`.
-
-    Raises:
-        BadInput: as those two; or models or an earlier report are given with `paper`, which makes its own models.
-    """
-    if not settings.paper:
-        return profile_models(
-            [*map(local_bundle, models)], settings, out=out, against=settings.against, command=command
-        )
-    if models or settings.against:
-        raise BadInput("--paper makes its own models; leave MODEL and --against out.")
-    return profile_paper(settings, out=out, command=command)
-
-
-def profile_models(
-    models: Sequence[Path],
-    settings: Profiling,
-    *,
-    out: Path | None = None,
-    against: Path | None = None,
-    command: str = "",
-) -> ProfileDocument:
+def profile_models(models: Sequence[Path], settings: Profiling, command: str = "") -> ProfileDocument:
     """Times `models` side by side, with their costs; the document that `stillroom profile --json` prints.
 
     With a folder `out`, the report is written there after each part, so that a killed call loses no finished part. Exported
@@ -120,17 +86,30 @@ def profile_models(
     machine = machine_facts()  # before any work, which would count as load of the machine
     if not models:
         raise BadInput("No model was given to profile. Give bundles, checkpoint folders or .onnx files, or --paper.")
-    _check_there(models, settings.data, out)
-    earlier = models_of(against) if against else []
+    faults = Faults()
+    if settings.out:
+        faults.check(partial(check_out_folder, Path(settings.out), FILES))
+    for model in models:
+        faults.check(partial(check_model, model))
+    if settings.data and not Path(settings.data).exists():
+        faults.messages.append(f"--data {settings.data} does not exist. Give a file of texts, or a folder of splits.")
+    faults.raise_if_any()
+    earlier = models_of(settings.against) if settings.against else []
+    tasks = {task for model in (*models, *earlier) if (task := task_of(model))}
     with ExitStack() as stack:
-        place = _work_folder(out, stack)
-        given = given_texts(settings.data, _task_of([*models, *earlier]), columns_of(settings)).drawn(settings.seed)
-        now = _candidates(models, settings, place, given.calibration)
-        before = _candidates(earlier, settings, place, given.calibration)
-        left_out = list(dict.fromkeys([*now.left_out, *before.left_out]))
-        _refuse_nothing(now, settings)
-        if against:
+        if settings.out:  # graphs that are exported stay there for later calls
+            place = Path(settings.out).with_name(f"{Path(settings.out).name}.work")
+        else:
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stillroom-")))
+        given = given_texts(settings.data, tasks.pop() if len(tasks) == 1 else None, columns_of(settings)).drawn(
+            settings.seed
+        )
+        now = found_here(models, settings, place, given.calibration)
+        before = found_here(earlier, settings, place, given.calibration)
+        refuse_nothing(now, settings)
+        if settings.against:
             refuse_strangers(now.candidates, before.candidates)
+        left_out = list(dict.fromkeys([*now.left_out, *before.left_out]))
         for line in left_out:
             say(f"left out: {line}")
         candidates = [*now.candidates, *named_before(before.candidates)]
@@ -144,70 +123,9 @@ def profile_models(
             f"timing takes about {settings.seconds:g} s, or longer until each of {len(candidates)} candidates has run 6 turns; loading, "
             "scoring and measuring the machine's peaks take extra time"
         )
-        known = _known(machine, left_out, command, out) | {"given": given_models(models)}
+        known = known_parts(machine, left_out, command, settings) | {"given": given_models(models)}
         origins = dict(zip([each.name for each in candidates], [*now.models, *before.models], strict=True))
-        return _profiled(candidates, origins, given, settings, cast(ProfileDocument, known), _keeper(out))
-
-
-def profile_paper(settings: Profiling, *, out: Path | None = None, command: str = "") -> ProfileDocument:
-    """Times the papers' teacher and students, with random weights, on rows of tokens; `paper` has published and measured times.
-
-    `out` and `command` are those of `profile_models`.
-
-    Raises:
-        BadInput: a setting is given that has no effect on the table, or no requested runtime works on this machine.
-    """
-    machine = machine_facts()
-    if out:
-        check_out_folder(out, FILES)
-    settings = for_the_paper(settings)
-    keep = _keeper(out)
-    with tempfile.TemporaryDirectory(prefix="stillroom-") as folder:
-        say("paper: making 12x768, 6x768, 6x384, 4x576 and 3x384 with random weights")
-        models = make_models(Path(folder) / "models")
-        texts = random_texts(settings.seed)
-        found = _candidates(models, settings, Path(folder), subset(texts, CALIBRATION_TEXTS, settings.seed))
-        _refuse_nothing(found, settings)
-        for line in found.left_out:
-            say(f"left out: {line}")
-        candidates = [replace(candidate, reads=None) for candidate in found.candidates]
-        settings = with_lengths(settings, candidates)
-        known = _known(machine, found.left_out, command, out)
-
-        def tell(so_far: ProfileDocument, *, ended: bool = False) -> ProfileDocument:
-            document = cast(ProfileDocument, {**so_far, **known, "paper": paper_rows(so_far)})
-            return keep(document if ended else _unended(document))
-
-        tokenizer = load_tokenizer(models[0], LONGEST)
-        with bar("timing") as shown:
-            document = time_grid(
-                candidates,
-                texts,
-                tokenizer,
-                grid_plan(settings),
-                seed=settings.seed,
-                progress=shown,
-                machine=machine,
-                keep=tell,
-            )
-    return tell(document, ended=True)
-
-
-def for_the_paper(settings: Profiling) -> Profiling:
-    """`settings` for the papers' table. BadInput names every setting that has no effect on it."""
-    usual = Profiling()
-    refused = [
-        "--" + name.replace("_", "-")
-        for name in NOT_OF_THE_PAPER
-        if getattr(settings, name) != getattr(usual, name) and (name, getattr(settings, name)) != ("batches", (1,))
-    ]
-    if refused:
-        raise BadInput(
-            f"{', '.join(refused)}: no effect with --paper, which times random weights on single rows of tokens. Leave "
-            f"{'it' if len(refused) == 1 else 'them'} out, or profile a model of your own."
-        )
-    devices = ways_of(settings).devices
-    return replace(settings, device=devices, batches=(1,), runtimes=settings.runtimes or runtimes(devices))
+        return _profiled(candidates, origins, given, settings, cast(ProfileDocument, known))
 
 
 class Found(NamedTuple):
@@ -218,7 +136,7 @@ class Found(NamedTuple):
     left_out: list[str]  # what is not timed, and why
 
 
-def _candidates(models: Sequence[Path], settings: Profiling, work: Path, calibration: Sequence[str]) -> Found:
+def found_here(models: Sequence[Path], settings: Profiling, work: Path, calibration: Sequence[str]) -> Found:
     """The candidates of `models`. BadInput for a model that no requested device and runtime can run on any machine."""
     found = Found([], [], [])
     for model in models:
@@ -234,7 +152,7 @@ def _candidates(models: Sequence[Path], settings: Profiling, work: Path, calibra
     return found
 
 
-def _refuse_nothing(found: Found, settings: Profiling) -> None:
+def refuse_nothing(found: Found, settings: Profiling) -> None:
     """Raises BadInput with what was left out and why, if there is no candidate."""
     if not found.candidates:
         raise BadInput(f"No model can be run here with {_asked(settings)}. {'; '.join(found.left_out)}.")
@@ -247,51 +165,25 @@ def _asked(settings: Profiling) -> str:
     return ", ".join(f"--{name} {','.join(given)}" for name, given in asked.items() if given)
 
 
-def _work_folder(out: Path | None, stack: ExitStack) -> Path:
-    """The folder of exported graphs: beside `out` for later calls, else a temporary one until `stack` ends."""
-    if out:
-        return out.with_name(f"{out.name}.work")
-    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stillroom-")))
-
-
-def _known(machine: MachineFacts, left_out: list[str], command: str, out: Path | None) -> dict[str, Any]:
+def known_parts(machine: MachineFacts, left_out: list[str], command: str, settings: Profiling) -> dict[str, Any]:
     """The parts of a document that do not depend on measurements."""
     known: dict[str, Any] = {"machine": machine}
     if left_out:
         known["left_out"] = left_out
     if command:
         known["command"] = command
-    if out:
-        known["report"] = str(out / ("report.html" if can_write_pages() else "table.md"))
+    if settings.out:
+        known["report"] = str(Path(settings.out) / ("report.html" if can_write_pages() else "table.md"))
     return known
 
 
-def _keeper(out: Path | None) -> Callable[[ProfileDocument], ProfileDocument]:
-    """A function that writes a document into the folder `out`, if given, and returns the document."""
-
-    def keep(document: ProfileDocument) -> ProfileDocument:
-        if out:
-            write_profile(out, document)
-        return document
-
-    return keep
-
-
-def _unended(document: ProfileDocument) -> ProfileDocument:
-    """`document` with a warning that it is not complete."""
-    return {**document, "warnings": [*document.get("warnings", []), UNENDED]}
-
-
-def _check_there(models: Sequence[Path], data: str, out: Path | None) -> None:
-    """Checks that all models and the texts exist and `out` can be written. One BadInput names all faults."""
-    faults = Faults()
-    if out:
-        faults.check(partial(check_out_folder, out, FILES))
-    for model in models:
-        faults.check(partial(check_model, model))
-    if data and not Path(data).exists():
-        faults.messages.append(f"--data {data} does not exist. Give a file of texts, or a folder of splits.")
-    faults.raise_if_any()
+def keep(document: ProfileDocument, settings: Profiling, *, ended: bool = False) -> ProfileDocument:
+    """`document`, written into the folder `out`, if given; unless the measurement has `ended`, with a warning that it has not."""
+    if not ended:
+        document = {**document, "warnings": [*document.get("warnings", []), UNENDED]}
+    if settings.out:
+        write_profile(Path(settings.out), document)
+    return document
 
 
 def _profiled(
@@ -300,9 +192,8 @@ def _profiled(
     given: Given,
     settings: Profiling,
     known: ProfileDocument,
-    keep: Callable[[ProfileDocument], ProfileDocument],
 ) -> ProfileDocument:
-    """`known` with all measurements; after each part, `keep` is called with the document so far."""
+    """`known` with all measurements; after each part, the document so far is kept."""
     settings = with_lengths(settings, candidates)
     tokenizer, notes = _tokenizer_for_all(candidates)
     plan = grid_plan(settings)
@@ -322,14 +213,20 @@ def _profiled(
             texts = min(TIMED_TEXTS, len(given.texts))
             timed = time_all(
                 workers, workloads, texts, plan, seed=settings.seed, progress=shown,
-                keep=lambda timed: keep(_unended(so_far(timed))),
+                keep=lambda timed: keep(so_far(timed), settings),
             )  # fmt: skip
     known["peaks"] = measured_peaks(ways_of(settings).threads, min(PEAKS_S, settings.seconds / 10))
     add_costs(timed.models, candidates, work, known["peaks"], settings.price_per_core_hour)
     if settings.sweep:
-        keep(_unended(so_far(timed)))
-        known["sweep"] = _sweep(candidates, workloads[0], settings)
-    return keep(so_far(timed))
+        keep(so_far(timed), settings)
+        known["sweep"] = []
+        for candidate in candidates:  # each graph on the CPU, at every split of the cores into threads and processes
+            if candidate.device == "cpu" and not candidate.runtime.startswith("torch"):
+                with bar(f"threads of {candidate.name}") as shown:
+                    known["sweep"] += sweep(
+                        candidate, workloads[0], cores=available_cores(), seconds=SWEEP_SECONDS, seed=settings.seed, progress=shown,
+                    )  # fmt: skip
+    return keep(so_far(timed), settings, ended=True)
 
 
 def _document(
@@ -340,7 +237,10 @@ def _document(
     refused: Mapping[str, str],
     settings: Profiling,
 ) -> ProfileDocument:
-    """`known` with the times, the Pareto front, the answer to the budget and the comparisons with an earlier report."""
+    """`known` with the times, the Pareto front, the answer to the budget and the comparisons with an earlier report.
+
+    Front and budget are without the models of that report.
+    """
     for name, row in timed.models.items():
         row["model"] = str(origins[name])
         if name in metrics:
@@ -356,28 +256,17 @@ def _document(
         "ratios": timed.ratios,
         "models": list(timed.models.values()),
     }
-    _choose(document, settings)
+    models = [model for model in document["models"] if not model["name"].endswith(BEFORE)]
+    if any("single_stream" in model for model in models):  # a model that reads no text has no such time
+        models = [model for model in models if "single_stream" in model]
+    document["front"] = pareto_front([_point(document, model, 50) for model in models])
+    if settings.budget_ms is not None:
+        points = [_point(document, model, settings.percentile) for model in models]
+        document["budget"] = within_budget(points, settings.budget_ms, settings.percentile)
     if any(name.endswith(BEFORE) for name in timed.models):
         document["regression"] = regressions(document)
         document["gates"] = speed_gates(document["regression"])
     return document
-
-
-def _sweep(candidates: Sequence[Candidate], workload: Workload, settings: Profiling) -> list[SweepRow]:
-    """Every split of the cores into threads and processes, for each graph on the CPU."""
-    rows: list[SweepRow] = []
-    for candidate in candidates:
-        if candidate.device == "cpu" and not candidate.runtime.startswith("torch"):
-            with bar(f"threads of {candidate.name}") as shown:
-                seconds, seed = SWEEP_SECONDS, settings.seed
-                rows += sweep(candidate, workload, cores=available_cores(), seconds=seconds, seed=seed, progress=shown)
-    return rows
-
-
-def _task_of(models: Sequence[Path]) -> str | None:
-    """The task that all `models` with a head share; None where there is none, or more than one."""
-    tasks = {task for model in models if (task := task_of(model))}
-    return tasks.pop() if len(tasks) == 1 else None
 
 
 def with_lengths(settings: Profiling, candidates: Sequence[Candidate]) -> Profiling:
@@ -449,17 +338,6 @@ def _metrics(
             name=task.metric.name, value=reached.value, low=reached.low, high=reached.high, examples=len(given.examples)
         )
     return found, refused
-
-
-def _choose(document: ProfileDocument, settings: Profiling) -> None:
-    """Adds the Pareto front and the answer to the budget, both without the models of an earlier report."""
-    models = [model for model in document["models"] if not model["name"].endswith(BEFORE)]
-    if any("single_stream" in model for model in models):  # a model that reads no text has no such time
-        models = [model for model in models if "single_stream" in model]
-    document["front"] = pareto_front([_point(document, model, 50) for model in models])
-    if settings.budget_ms is not None:
-        points = [_point(document, model, settings.percentile) for model in models]
-        document["budget"] = within_budget(points, settings.budget_ms, settings.percentile)
 
 
 def _point(document: ProfileDocument, model: ModelRow, percentile: int) -> Point:

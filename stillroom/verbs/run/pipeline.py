@@ -4,8 +4,10 @@ A rerun skips finished stages, and a changed input repeats exactly the stages th
 """
 
 import dataclasses
+import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,32 +15,29 @@ from typing import Any
 from compress import distributed
 from compress.runs.agreement import check_same_inputs, contents_of
 from compress.runs.hardware import same_bits
+from compress.runs.resumable_stages import Workdir
 from compress.runs.understood import understood, understood_lines
 from compress.settings import AUTO
 from export.packing.builder import DOCUMENTED
 from export.packing.writer import clear_leftovers
 from latency.measure.machine import MachineFacts, machine_facts
-from serve.bundle.manifest import MANIFEST
+from serve.bundle.manifest import MANIFEST, canonical_json
 from serve.errors import BadInput, BundleError
+from serve.files import replacing
 from serve.tasks import open_bundle
 from stillroom.console import say
-from stillroom.inputs.preflight import RunInputs, prepare, work_of
-from stillroom.inputs.recipe import Recipe
+from stillroom.inputs.preflight import RunInputs, prepare, timed_tokens, work_of
+from stillroom.inputs.recipe import Recipe, read_recipe
 from stillroom.report.pages import page_or
+from stillroom.settings import MOST_TRIALS, SOFT_WEIGHT, TRIAL_STEPS
+from stillroom.student_search.search import Limits, search_students
 from stillroom.student_search.space import own_shape
 from stillroom.verbs.run.report import MODELS, REPORT, read_json, speedup, write_bundle
-from stillroom.verbs.run.stages import Run
+from stillroom.verbs.run.stages import BudgetMissed, Run
 from stillroom.verbs.run.time_budget import Plan, timed_plan
-from stillroom.verbs.run.within_budget import (
-    MISSED,
-    SEARCH,
-    BudgetMissed,
-    check_budget,
-    found_students,
-    keep_missed,
-    missed_before,
-    student_of_bundle,
-)
+
+SEARCH = "search"  # the folder of the search in that of the run's stages
+MISSED = "missed.json"  # in it: students that were trained in full and too slow, with their time and what decided it
 
 
 def run(recipe: Recipe) -> dict[str, Any]:
@@ -193,3 +192,88 @@ def _result(out: Path) -> dict[str, Any]:
         "report_with_texts": str(with_texts) if with_texts.is_file() else None,
         **{key: report[key] for key in DOCUMENTED},
     }
+
+
+def check_budget(recipe: Recipe) -> None:
+    """Check that the settings about a budget go together.
+
+    Raises:
+        BadInput: they do not.
+    """
+    if recipe.student == AUTO:
+        if not recipe.budget_ms:
+            raise BadInput("--student auto needs --budget-ms: the milliseconds that a call of the student may take.")
+        if recipe.max_minutes:
+            raise BadInput(
+                "--max-minutes cannot be planned before the student is known. Leave it out with --student auto, whose short trainings "
+                "--search-minutes bounds, or find the student with `stillroom search` first."
+            )
+        if recipe.teacher_labels or recipe.start not in ("spread", "random"):
+            raise BadInput(
+                "--student auto tries students that start from the teacher's layers or at random. Leave --teacher-labels and --start "
+                "out, or name a student."
+            )
+        if distributed.count() > 1:
+            raise BadInput("--student auto runs in one process. Find the student with `stillroom search` first.")
+    if recipe.budget_ms and not recipe.latency_seconds:
+        raise BadInput("--budget-ms is checked by timing the student. Give --latency-seconds above 0.")
+
+
+def found_students(
+    inputs: RunInputs, teacher: Callable[[], tuple[Path, str]], machine: MachineFacts
+) -> tuple[list[str], dict[str, Any]]:
+    """The students to train, the best first, each faster than the one before it; and the search that found them.
+
+    Raises:
+        BadInput: no student meets the budget.
+    """
+    recipe = inputs.recipe
+    assert recipe.budget_ms
+    limits = Limits(
+        recipe.budget_ms, recipe.percentile, timed_tokens(inputs, recipe.tokens), MOST_TRIALS, TRIAL_STEPS, recipe.search_minutes,
+        SOFT_WEIGHT if recipe.soft_weight is None else recipe.soft_weight,
+    )  # fmt: skip
+    found = search_students(inputs, teacher, Workdir(inputs.workdir.root / SEARCH), limits, machine)
+    if not found["chosen"]:
+        raise BadInput(
+            f"None of the {len(found['trials'])} students that were tried meets --budget-ms {recipe.budget_ms:g} when it is measured. "
+            "Give a larger budget, or run again on a machine without other work, which times the trained ones again."
+        )
+    first = next(i for i, row in enumerate(found["trials"]) if row["student"] == found["chosen"])
+    students, fastest_ms = [], float("inf")
+    for row in found["trials"][first:]:
+        if row["predicted_ms"] < fastest_ms:
+            students.append(row["student"])
+            fastest_ms = row["predicted_ms"]
+    return students, found
+
+
+def student_of_bundle(out: Path) -> str:
+    """The student of the bundle in `out`.
+
+    Raises:
+        BadInput: it was not made by `run`.
+    """
+    try:
+        return str(read_recipe(out / "recipe.toml")["student"])
+    except (BadInput, KeyError):
+        raise BadInput(
+            f"--out {out} holds a bundle that `run` did not make. Remove it, or give another folder."
+        ) from None
+
+
+def missed_before(work: Path) -> dict[str, dict[str, Any]]:
+    """By student: the time and the fingerprint of those that missed the budget in earlier calls of a run with the stages `work`."""
+    try:
+        found: dict[str, dict[str, Any]] = json.loads((work / SEARCH / MISSED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def keep_missed(work: Path, student: str, measured_ms: float, decided_by: str) -> None:
+    """Keeps that a student missed the budget; `decided_by` is the fingerprint of its timing."""
+    (work / SEARCH).mkdir(parents=True, exist_ok=True)
+    found = missed_before(work) | {student: {"measured_ms": measured_ms, "fingerprint": decided_by}}
+    with replacing(work / SEARCH / MISSED) as beside:
+        beside.write_bytes(canonical_json(found))

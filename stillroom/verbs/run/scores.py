@@ -19,7 +19,6 @@ from compress.runs.task_stages import load_stage
 from export.packing.builder import Scores, scores_on_test
 from export.precision.int8_search import with_intervals
 from stillroom.inputs.preflight import RunInputs
-from stillroom.verbs.run.export import split_of
 from stillroom.verbs.run.report import MODELS, TRAINED, model_report_of
 
 SHOWN = 40  # disagreements
@@ -55,7 +54,7 @@ def make_scores(folder: Path, inputs: RunInputs, folders: dict[str, Path]) -> No
     document: dict[str, Any] = {"validation": scored("validation", on_validation)}
     model_report = model_report_of(inputs, folders, document)
     if not model_report.missed:
-        test, graph_logits = scores_on_test(model_report.variants, split_of(ours, "test"), inputs.recipe.threads)
+        test, graph_logits = scores_on_test(model_report.variants, ours.split("test"), inputs.recipe.threads)
         said = answers("test", _logits(inputs, folders, "test") | graph_logits)
         gold = [task.gold_of(example) for example in inputs.splits.test]
         document |= {

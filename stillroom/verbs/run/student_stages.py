@@ -13,12 +13,14 @@ from compress.runs.lineage import read_lineage
 from compress.runs.method_chain import Link
 from compress.runs.method_stages import method_stages
 from compress.runs.method_trainings import MethodInputs
+from compress.runs.resumable_stages import STATE
 from compress.runs.soft_labels import make_soft_labels, save_answers
 from compress.runs.stages import Cost, Of, RunStage, texts_fingerprint
 from compress.runs.task_stages import SOFT_WEIGHTS, SoftLabels, trial_steps
+from export.graph.vocabulary_trimming import trim_vocabulary
+from serve.bundle.manifest import canonical_json
 from stillroom.console import say
 from stillroom.inputs.preflight import TRIMMED, RunInputs
-from stillroom.verbs.run.export import make_trimmed, trim
 from stillroom.verbs.run.report import DISTIL
 from stillroom.verbs.run.teacher_stages import TeacherStages
 from stillroom.verbs.run.time_budget import PLAIN_TEXT, REST, SHARES, STUDENT, TEACHER, UNDISTILLED
@@ -103,17 +105,25 @@ class StudentStages(TeacherStages):
                 RunStage(
                     "trimmed",
                     ("trimmed", Of("student"), texts_fingerprint(inputs.kept_texts)),
-                    lambda folder: make_trimmed(folder, self.inputs, self.folders["student"]),
+                    self._make_trimmed,
                     "the vocabulary of the student that ships",
                     then=lambda folder: self.folders.update(student=folder),
                 )
             )
         return stages
 
+    def _make_trimmed(self, folder: Path) -> None:
+        """The student that ships, with a vocabulary trimmed to the texts that the run keeps.
+
+        Training changes no row of the word table whose token is in no text of it, so trimming it before would give the same student.
+        """
+        shutil.copytree(self.folders["student"], folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(STATE))
+        _trim(folder, self.inputs)
+
     def _make_start(self, folder: Path) -> None:
         task_stages.make_start(folder, self.inputs, self.folders.get("teacher"))
         if self.inputs.recipe.vocabulary_size:
-            trim(folder, self.inputs)
+            _trim(folder, self.inputs)
 
     def _warn_of_cut_texts(self, start: Path) -> None:
         """Tell how many more texts are cut by a vocabulary that was trimmed."""
@@ -241,3 +251,12 @@ class StudentStages(TeacherStages):
             return SoftLabels(self.folders["soft-labels"], weight)
         trials = {weight: self.folders[f"share-{weight:g}"] for weight in SOFT_WEIGHTS}
         return task_stages.chosen_share(self.folders["soft-labels"], trials)
+
+
+def _trim(folder: Path, inputs: RunInputs) -> None:
+    """Trim the vocabulary of the student in `folder`, in place, to the texts that the run keeps and to the size that it asks for."""
+    pairs = [(example.text_read, example.text_pair) for example in inputs.splits.validation]
+    held_out = [text for pair in pairs for text in pair if text]
+    trimmed = trim_vocabulary(folder, inputs.kept_texts, held_out, inputs.recipe.vocabulary_size)
+    say(f"  {trimmed.told()}")
+    (folder / TRIMMED).write_bytes(canonical_json(trimmed.counts()))

@@ -2,23 +2,31 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
+from compress import distributed
 from compress.data.examples import examples_fingerprint
+from compress.data.teacher_labels import read_teacher_labels
+from compress.labelling.by_model import ask_model
+from compress.labelling.journal import Journal
+from compress.models.answering import load_answering, on_device
 from compress.models.initialise import is_checkpoint
+from compress.progress import advancing
 from compress.runs import task_stages
+from compress.runs.answered import with_answers
+from compress.runs.hardware import device_here
 from compress.runs.stages import Cost, Of, RunStage, folder_fingerprint, texts_fingerprint, trained_with
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
 from stillroom.console import say
 from stillroom.inputs.preflight import RunInputs
 from stillroom.verbs.run.report import read_json
-from stillroom.verbs.run.teacher_answers import make_answers, with_teachers_answers
 from stillroom.verbs.run.time_budget import REST, TEACHER, Plan, full_plan, students_plan, timed_plan
 
 PLAN, STUDENTS_PLAN, ANSWERS = "plan", "students-plan", "teacher-answers"
-PLAN_FILE = "plan.json"
+PLAN_FILE, ANSWERS_FILE = "plan.json", "answers.jsonl"
 
 
 class TeacherStages:
@@ -80,7 +88,7 @@ class TeacherStages:
                         inputs.data_fingerprint,
                         examples_fingerprint(inputs.in_domain_texts),
                     ),
-                    lambda folder: make_answers(folder, self.inputs),
+                    self._ask_teacher,
                     f"{inputs.answering.public_name} answers all texts",
                     then=self._learn_answers,
                     costs=(Cost(REST, "all answers", lambda _: 1),),
@@ -147,15 +155,40 @@ class TeacherStages:
         after = [stage.name for stage in self.stages].index(STUDENTS_PLAN)
         return students_plan(self.plan, self.inputs, self.stages, self.stages[after:], spent_s)
 
+    def _ask_teacher(self, folder: Path) -> None:
+        """Save the teacher's answers as the file that `label` would write; what is answered is kept if this is interrupted."""
+        inputs, texts = self.inputs, self.inputs.asked_texts
+        assert inputs.answering
+        model = on_device(load_answering(inputs.answering), device_here(inputs.recipe.device))
+        if not distributed.main():
+            for _ in ask_model(model, texts, distributed.broadcast(None)):
+                pass
+            return
+        with Journal(folder / ANSWERS_FILE, texts, {}) as journal:
+            missing = distributed.broadcast(journal.missing)
+            with advancing(inputs.notify, "teacher's answers") as shown:
+                for answers in ask_model(model, texts, missing):
+                    journal.add(answers)
+                    shown(len(journal.rows), len(texts))
+            journal.finish()
+
     def _learn_answers(self, folder: Path) -> None:
-        """Let the student learn the answers in `folder`."""
+        """Let the student learn the answers in `folder`. BadInput where they are not shown to be better than chance, or none can be."""
+        asked = self.inputs.answering
+        assert asked
         try:
-            self.inputs = with_teachers_answers(self.inputs, folder)
+            answers = read_teacher_labels([folder / ANSWERS_FILE], self.inputs.task)
+            found = with_answers(self.inputs, replace(answers, asked=(f"--teacher {asked.name}", asked.public_name)))
         except BadInput:
             self.inputs.workdir.alone()  # ends the other processes, which wait for the next stage
             raise
-        assert self.inputs.answered
-        for line in self.inputs.answered.lines:
+        assert isinstance(found, RunInputs)
+        assert found.answers
+        assert found.answered
+        # Those of the texts that are learned are kept as soft labels alone.
+        scored = found.answers.only([*found.splits.validation, *found.splits.test])
+        self.inputs = replace(found, answers=scored)
+        for line in found.answered.lines:
             say(f"  {line}")
 
     @cached_property

@@ -17,10 +17,12 @@ from compress.data.batches import TaskText
 from compress.data.corpus import CorpusText, masking_of
 from compress.data.packing import rows_a_step
 from compress.evaluation.predictions import row_logits
+from compress.labelling.by_model import ask_model
 from compress.losses.outputs import total
 from compress.methods.catalogue import LABELS, Stage
 from compress.methods.mlm_head import HEAD_STAGE
 from compress.methods.objectives import Projections
+from compress.models.answering import load_answering, on_device
 from compress.models.initialise import student_of
 from compress.models.precision import computing, weights_in
 from compress.models.pretrained import has_vocabulary_head, load, load_encoder
@@ -32,9 +34,8 @@ from compress.training.stage import rows_narrowed, step_losses
 from serve.errors import BadInput
 from stillroom.inputs.preflight import RunInputs
 from stillroom.inputs.recipe import Recipe
-from stillroom.verbs.run.teacher_answers import seconds_to_ask
 
-TIMED_STEPS = 6
+TIMED_STEPS, TIMED_TEXTS = 6, 32
 # Export, parity and packing; start and warm-up of the timed models. Both hardly depend on the recipe. Measured on two cores.
 EXPORT_SECONDS, STARTING_SECONDS = 45.0, 60.0
 # Least share of the time for training that students get, however long the teacher takes.
@@ -197,9 +198,23 @@ def timed_rates(inputs: RunInputs) -> dict[str, float]:
         "taught step": of_student + of_teacher / 3,  # its forward pass is a third of a step
         "token": _second_a_token(inputs) if inputs.distill_tokens else 0.0,
         "text": a_text,
-        "all answers": seconds_to_ask(inputs),
+        "all answers": _seconds_to_ask(inputs) if inputs.answering else 0.0,
         "second": 1.0,
     }
+
+
+def _seconds_to_ask(inputs: RunInputs) -> float:
+    """The seconds that the answers of a teacher that can only be asked will take, from those of a few texts."""
+    assert inputs.answering
+    texts = inputs.asked_texts
+    few = texts[:: max(1, len(texts) // TIMED_TEXTS)][:TIMED_TEXTS]
+    model = on_device(load_answering(inputs.answering), device_here(inputs.recipe.device))
+    for _ in ask_model(model, few[:1], [0]):  # the first answer takes longer
+        pass
+    started = time.perf_counter()
+    for _ in ask_model(model, few, range(len(few))):
+        pass
+    return (time.perf_counter() - started) / len(few) * len(texts)
 
 
 def _second_a_token(inputs: RunInputs) -> float:

@@ -7,8 +7,8 @@ import pytest
 
 from compress.runs.task_inputs import TaskInputs
 from stillroom.verbs.compare import Comparison
-from stillroom.verbs.compare.inputs import checked
 from stillroom.verbs.compare.rows import Row, at_rate, links_of, rates_of, rows_of
+from stillroom.verbs.compare.training import checked
 
 NARROW = "layers=2,hidden=16,heads=4,ffn=32"
 FITTING = "layers=2,hidden=32,heads=4,ffn=32"

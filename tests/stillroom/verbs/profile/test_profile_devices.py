@@ -43,7 +43,7 @@ def test_what_a_gpu_lacks_is_said_once_and_the_rest_is_measured(on_both: Profile
 @NO_ONNX_CUDA
 def test_a_gpu_alone_that_is_not_here_is_bad_input(models: Models, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="No model can be run here with --device cuda") as refused:
-        profile_models([models.fast], Profiling(device=("cuda",), **QUICK), out=tmp_path / "timings")
+        profile_models([models.fast], Profiling(device=("cuda",), out=str(tmp_path / "timings"), **QUICK))
     assert INSTALL_ONNXRUNTIME_GPU in refused.value.message
     assert list(tmp_path.iterdir()) == []
 

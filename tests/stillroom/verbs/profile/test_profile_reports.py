@@ -18,8 +18,8 @@ from pathlib import Path
 from stillroom.verbs.profile.run import profile_models
 from stillroom.verbs.profile import Profiling
 
-settings = Profiling(seconds=6.0, tight=1e-9, batches=(1,), lengths=(8, 16), threads=1, bound_ms=50.0, sweep=True)
-profile_models([Path(sys.argv[1])], settings, out=Path(sys.argv[2]), command="profile it")
+settings = Profiling(seconds=6.0, tight=1e-9, batches=(1,), lengths=(8, 16), threads=1, bound_ms=50.0, sweep=True, out=sys.argv[2])
+profile_models([Path(sys.argv[1])], settings, "profile it")
 """
 
 

@@ -10,8 +10,8 @@ from latency.candidates.candidate import Candidate
 from serve.bundle.cpu_quota import available_cores
 from serve.errors import BadInput
 from stillroom.verbs.profile import Profiling
-from stillroom.verbs.profile.papers_table import runtimes
-from stillroom.verbs.profile.run import for_the_paper, profile_paper, ways_of, with_lengths
+from stillroom.verbs.profile.papers_table import for_the_paper, profile_paper, runtimes
+from stillroom.verbs.profile.run import ways_of, with_lengths
 
 
 def test_every_setting_that_cannot_be_is_named_in_one_message() -> None:

@@ -24,10 +24,9 @@ from serve.tasks import open_bundle
 from stillroom.inputs.preflight import RunInputs, prepare
 from stillroom.inputs.recipe import Recipe
 from stillroom.report.run_page import write_report
-from stillroom.verbs.run.export import make_export
 from stillroom.verbs.run.report import REPORT, model_report_of, read_json, report_of, write_bundle
 from stillroom.verbs.run.scores import make_scores
-from stillroom.verbs.run.stages import Run
+from stillroom.verbs.run.stages import Run, make_export
 
 
 @pytest.mark.slow

@@ -13,8 +13,8 @@ import stillroom
 from compress.models.shapes import shape_of
 from serve.errors import BadInput
 from serve.tasks import open_bundle
-from stillroom.verbs.run import pipeline
-from stillroom.verbs.run.within_budget import BudgetMissed
+from stillroom.verbs.run import pipeline, stages
+from stillroom.verbs.run.stages import BudgetMissed
 
 SETTINGS: dict[str, Any] = {
     "task": "text-classification", "tokens": 16, "teacher_epochs": 20, "teacher_learning_rate": 5e-3, "student_learning_rate": 5e-3,
@@ -25,8 +25,8 @@ SETTINGS: dict[str, Any] = {
 @pytest.fixture(scope="module", autouse=True)
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with quick_searches(tmp_path_factory.mktemp("cache")) as patch:
-        patch.setattr("stillroom.verbs.run.within_budget.MOST_TRIALS", 2)
-        patch.setattr("stillroom.verbs.run.within_budget.TRIAL_STEPS", 10)
+        patch.setattr("stillroom.verbs.run.pipeline.MOST_TRIALS", 2)
+        patch.setattr("stillroom.verbs.run.pipeline.TRIAL_STEPS", 10)
         yield
 
 
@@ -78,7 +78,7 @@ def test_a_student_that_is_too_slow_in_full_gives_way_to_a_faster_one_and_is_not
     shallow_teacher: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = SETTINGS | {"teacher": str(shallow_teacher), "data": str(data), "student": "auto", "budget_ms": 60_000.0}
-    out, real, seen = tmp_path / "next", pipeline.check_met, []
+    out, real, seen = tmp_path / "next", stages.check_met, []
 
     def too_slow(inputs: Any, *given: Any) -> None:
         seen.append(str(inputs.shape))
@@ -94,7 +94,7 @@ def test_a_student_that_is_too_slow_in_full_gives_way_to_a_faster_one_and_is_not
 
     search = pipeline.found_students
     monkeypatch.setattr(pipeline, "found_students", two_students)
-    monkeypatch.setattr(pipeline, "check_met", too_slow)
+    monkeypatch.setattr(stages, "check_met", too_slow)
     with pytest.raises(KeyboardInterrupt):
         stillroom.run(**asked, out=out)
     stillroom.run(**asked, out=out)
