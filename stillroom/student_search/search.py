@@ -20,7 +20,7 @@ from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
 from serve.wording import counted
 from stillroom.console import say
-from stillroom.inputs.timed_tokens import LEAST_TOKENS
+from stillroom.inputs.preflight import LEAST_TOKENS
 from stillroom.settings import Sampler
 from stillroom.student_search.machine_latency import Call, MachineLatency, machine_latency, time_students
 from stillroom.student_search.random_students import parameters

@@ -29,7 +29,7 @@ from serve.errors import BadInput, BundleError
 from serve.options import Settings, make, setting
 from serve.tasks import open_bundle
 from stillroom.console import bar, result, say
-from stillroom.inputs.local_bundle import MB, local_bundle
+from stillroom.inputs.folders import MB, local_bundle
 from stillroom.verb import Argument, Document, FolderOrUrl, Verb
 
 HUB_FILES = (".gitattributes",)  # which the Hub makes with a repository
