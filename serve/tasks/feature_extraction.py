@@ -1,7 +1,7 @@
 """Feature extraction: a vector for a text, in the form of OpenAI's endpoint."""
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Annotated, Literal, TypedDict
 
 import msgspec
@@ -83,7 +83,7 @@ class FeatureExtraction(ServedTask):
             yield f"{self.name} has no labels"
         yield from self.kind_faults(manifest)
 
-    def answer_kind(self, labels: Sequence[str], **kinds: bool) -> str:
+    def answer_kind(self, labels: Sequence[str], kinds: Collection[str] = ()) -> str:
         return "sentence vectors"
 
     def does(self, model: Described) -> str:

@@ -1,6 +1,6 @@
 """Question answering: the part of a context that answers a question, or none."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Annotated, TypedDict
 
 import msgspec
@@ -70,7 +70,7 @@ class QuestionAnswering(ServedTask):
         if len(manifest.labels) != 2:
             yield f"{self.name} gives a token two numbers, and there are {len(manifest.labels)} labels"
 
-    def answer_kind(self, labels: Sequence[str], **kinds: bool) -> str:
+    def answer_kind(self, labels: Sequence[str], kinds: Collection[str] = ()) -> str:
         return "answers in a context"
 
     def does(self, model: Described) -> str:

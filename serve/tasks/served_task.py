@@ -4,7 +4,7 @@ Each file of this folder has one such object. It is looked up once, where a bund
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from tokenizers import Encoding
 
-from serve.bundle.manifest import Bundle, Manifest, TaskName, label_faults
+from serve.bundle.manifest import Bundle, Manifest, TaskName, kinds_of, label_faults
 from serve.errors import BadInput
 from serve.settings import Limits
 from serve.tasks.request_fields import options_of
@@ -163,13 +163,13 @@ class ServedTask(ABC):
 
     def kind_faults(self, manifest: Manifest) -> Iterator[str]:
         """The kinds of classification that the manifest has and the task has not."""
-        for kind in ("multi_label", "relations", "pairs"):
-            if getattr(manifest, kind) and kind not in self.manifest_kinds:
+        for kind in kinds_of(manifest):
+            if kind not in self.manifest_kinds:
                 yield f"{kind} is for text-classification, not for {self.name}"
 
     @abstractmethod
-    def answer_kind(self, labels: Sequence[str], **kinds: bool) -> str:
-        """The kind of a model's answers in words, such as "single label"; `kinds` are those of its manifest, see `manifest_kinds`."""
+    def answer_kind(self, labels: Sequence[str], kinds: Collection[str] = ()) -> str:
+        """The kind of a model's answers in words, such as "single label"; `kinds` are its `kinds_of`."""
 
     def label_names(self, labels: Sequence[str]) -> Sequence[str]:
         """The names that answers give, of a model with these `labels`."""

@@ -1,6 +1,6 @@
 """Text classification: one label of a text or of a pair, or any number of labels that apply. `serve.tasks.relations` is its third kind."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NotRequired, TypedDict
 
 import msgspec
@@ -56,9 +56,9 @@ class ClassifyResponse(TypedDict):
 class TextClassification(ServedTask):
     """A text, or a pair of texts, gets labels with their probabilities."""
 
-    def answer_kind(self, labels: Sequence[str], **kinds: bool) -> str:
-        of = ", relations" if kinds.get("relations") else ", text pairs" if kinds.get("pairs") else ""
-        return ("multi-label" if kinds.get("multi_label") else "single label") + of
+    def answer_kind(self, labels: Sequence[str], kinds: Collection[str] = ()) -> str:
+        of = ", relations" if "relations" in kinds else ", text pairs" if "pairs" in kinds else ""
+        return ("multi-label" if "multi_label" in kinds else "single label") + of
 
     def does(self, model: Described) -> str:
         return "says which labels apply to a text" if model.multi_label else "gives a text its label"

@@ -1,6 +1,6 @@
 """Text regression: a number for a text or a pair of texts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TypedDict
 
 import msgspec
@@ -46,8 +46,8 @@ class TextRegression(ServedTask):
         if len(manifest.labels) > 1:
             yield f"{self.name} gives a text one number, and there are {len(manifest.labels)} labels"
 
-    def answer_kind(self, labels: Sequence[str], **kinds: bool) -> str:
-        return "a number" + (" for text pairs" if kinds.get("pairs") else "")
+    def answer_kind(self, labels: Sequence[str], kinds: Collection[str] = ()) -> str:
+        return "a number" + (" for text pairs" if "pairs" in kinds else "")
 
     def does(self, model: Described) -> str:
         return f"gives a {'pair of texts' if model.pairs else 'text'} a number"

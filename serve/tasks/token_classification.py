@@ -1,6 +1,6 @@
 """Token classification: entities of a text, with offsets in the caller's unit."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, TypedDict
 
 import msgspec
@@ -69,7 +69,7 @@ class EntitiesResponse(TypedDict):
 class TokenClassification(ServedTask):
     """Each token gets a tag; tags of words become entities."""
 
-    def answer_kind(self, labels: Sequence[str], **kinds: bool) -> str:
+    def answer_kind(self, labels: Sequence[str], kinds: Collection[str] = ()) -> str:
         return f"entities, {' and '.join(sorted(set(schemes(tuple(labels)).values())))}"
 
     def does(self, model: Described) -> str:
