@@ -23,10 +23,10 @@ from compress.runs.method_trainings import method_inputs
 from compress.runs.soft_labels import SoftLabels, make_soft_labels
 from compress.runs.stages import fingerprint
 from compress.tasks import task_named
-from stillroom.commands.run.time_budget import full_plan, timed_rates
 from stillroom.console import say
 from stillroom.inputs.preflight import prepare
 from stillroom.inputs.recipe import Recipe
+from stillroom.verbs.run.time_budget import full_plan, timed_rates
 
 
 def main() -> None:

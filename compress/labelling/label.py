@@ -25,7 +25,7 @@ from compress.labelling.journal import ERROR, TOKENS, Journal, fields_of
 from compress.progress import Notify, advancing, message, silent
 from compress.settings import TASKS, Labelling
 from compress.tasks import task_named, task_of
-from serve.bundle.cpu_quota import available_cores
+from serve.bundle.cpu import available_cores
 from serve.errors import BadInput
 from serve.options import rule_faults
 from serve.wording import one_of

@@ -15,12 +15,12 @@ from compress.runs.stages import fingerprint, folder_fingerprint, texts_fingerpr
 from compress.runs.task_inputs import TaskInputs
 from latency.analysis.pareto import Point, pareto_front
 from latency.measure.machine import MachineFacts
-from serve.bundle.cpu_quota import available_cores
+from serve.bundle.cpu import available_cores
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
 from serve.wording import counted
 from stillroom.console import say
-from stillroom.inputs.timed_tokens import LEAST_TOKENS
+from stillroom.inputs.preflight import LEAST_TOKENS
 from stillroom.settings import Sampler
 from stillroom.student_search.machine_latency import Call, MachineLatency, machine_latency, time_students
 from stillroom.student_search.random_students import parameters

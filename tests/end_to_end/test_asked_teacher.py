@@ -14,11 +14,11 @@ from compress.evaluation import predictions
 from compress.labelling import label as labelling
 from serve.errors import BadInput
 from serve.tasks import open_bundle
-from stillroom.commands.run.pipeline import plan_of
-from stillroom.commands.run.stages import Run
-from stillroom.commands.run.teacher_stages import ANSWERS
 from stillroom.inputs.preflight import prepare
 from stillroom.inputs.recipe import resolve
+from stillroom.verbs.run.pipeline import plan_of
+from stillroom.verbs.run.stages import Run
+from stillroom.verbs.run.teacher_stages import ANSWERS
 
 STUDENT: dict[str, Any] = {
     "student": "layers=1,hidden=32,heads=4,ffn=64", "student_epochs": 8, "student_learning_rate": 5e-3, "batch": 8,
