@@ -19,10 +19,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from compress.input_errors import Faults
 from serve.bundle.remote_files import is_url
 from serve.errors import BadInput, BundleError, StillroomError
-from serve.http.app import aliases_of, app_of, check_names
-from serve.http.auth.access import Access
-from serve.http.auth.api_keys import KEYS_VARIABLE, read_keys
-from serve.http.auth.cors import Origins
+from serve.http.access import Access, Origins
+from serve.http.api_keys import KEYS_VARIABLE, read_keys
+from serve.http.app import aliases_of, check_names, create_app
 from serve.http.service import Service
 from serve.options import Option, Settings, make, options_of, setting, unknown_setting
 from serve.settings import ServeSettings
@@ -156,7 +155,7 @@ def app_builder(
             )
         access = Access(read_keys(settings.keys), Origins(settings.allow_origin), open_metrics=settings.open_metrics)
         # A replica that replaces another serves what the others do, though a URL may have a new bundle by now.
-        app = app_of(bundles, settings, access, known=digests.values())
+        app = create_app(bundles, settings, access, known=digests.values())
         service: Service = app.state.service
         found = {name: model.manifest.digest for name, model in service.models.items()}
         if changed := [name for name in digests if found.get(name) != digests[name]]:

@@ -26,7 +26,7 @@ from compress.labelling.prompts import system_prompt
 from compress.progress import Notify, advancing, message, silent
 from compress.settings import TASKS, Labelling
 from compress.tasks import task_named, task_of
-from serve.bundle.cpu_quota import available_cores
+from serve.bundle.cpu import available_cores
 from serve.errors import BadInput
 from serve.options import rule_faults
 from serve.wording import one_of

@@ -9,8 +9,7 @@ import torch
 from compress import distributed
 from compress.settings import Distillation, FineTuning, TaskSettings, TrainingDevice
 from compress.training.stage import StageSettings
-from serve.bundle.cpu import cpu_features, hidden_features
-from serve.bundle.cpu_quota import available_cores
+from serve.bundle.cpu import available_cores, cpu_features, hidden_features
 from serve.errors import BadInput
 
 # Set to `amx_bf16`, `auto` chooses the precision as on a processor with AMX, so that a test can see both choices on any machine. Nothing

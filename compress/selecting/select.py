@@ -25,7 +25,7 @@ from compress.selecting.certainty import margins
 from compress.selecting.neighbours import Nearest, distinct
 from compress.settings import Selecting
 from compress.tasks import task_named, task_of
-from serve.bundle.cpu_quota import available_cores
+from serve.bundle.cpu import available_cores
 from serve.errors import BadInput
 from serve.files import replacing
 from serve.options import rule_faults

@@ -12,8 +12,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve.errors import InternalError, NotFound, Overloaded, StillroomError, Unauthorized, in_form_of
-from serve.http.auth.access import Access, Bodies
-from serve.http.auth.api_keys import Key
+from serve.http.access import Access, Bodies
+from serve.http.api_keys import Key
 from serve.observe.logs import access_log, note, shortened
 from serve.observe.metrics import Metrics
 from serve.observe.request_context import REQUEST_ID, RequestContext, context_of, headers_of, new_request_id
@@ -182,9 +182,15 @@ class RequestMiddleware:
             log.error("request %s to %s failed", context.request_id, shortened(scope["path"]), exc_info=error)
             if begun:  # the answer has begun, so it can only be broken off
                 raise error
-            answer = InternalError(
-                _of_texts(context) or f"the server failed; its log has the reason, under request {context.request_id}"
-            )
+            answer = InternalError(f"the server failed; its log has the reason, under request {context.request_id}")
+            if context.texts > 1 and context.failed_texts:  # it failed on some of several texts
+                named = [str(place + 1) for place in sorted(context.failed_texts)]
+                which, them = ("text", "it") if len(named) == 1 else ("texts", "them")
+                more = f" and {len(named) - SHOWN_TEXTS} more" if len(named) > SHOWN_TEXTS else ""
+                answer = InternalError(
+                    f"the model failed on {which} {', '.join(named[:SHOWN_TEXTS])}{more} of {context.texts}; send the others without "
+                    f"{them}. The server's log has the reason, under request {context.request_id}"
+                )
         await error_response(answer, path=scope["path"])(scope, receive, send)
 
     def _leave(self, scope: Scope, context: RequestContext, key: Key | None) -> None:
@@ -205,19 +211,6 @@ class RequestMiddleware:
             self.traces.add(scope, context, endpoint, context.status, context.request_id)
         if not (context.status == 200 and scope["path"] in PROBED) and access_log.isEnabledFor(logging.INFO):
             note("request", access_fields(scope, context, took_s))
-
-
-def _of_texts(context: RequestContext) -> str:
-    """Which of several texts the model failed on, for the client; empty if it is none of them."""
-    if context.texts < 2 or not context.failed_texts:
-        return ""
-    named = [str(place + 1) for place in sorted(context.failed_texts)]
-    which, them = ("text", "it") if len(named) == 1 else ("texts", "them")
-    more = f" and {len(named) - SHOWN_TEXTS} more" if len(named) > SHOWN_TEXTS else ""
-    return (
-        f"the model failed on {which} {', '.join(named[:SHOWN_TEXTS])}{more} of {context.texts}; send the others without {them}. "
-        f"The server's log has the reason, under request {context.request_id}"
-    )
 
 
 def access_fields(scope: Scope, context: RequestContext, took_s: float) -> dict[str, object]:

@@ -14,7 +14,7 @@ from tokenizers import Encoding
 from serve.errors import BadInput
 from serve.settings import Limits
 from serve.tasks.request_fields import Abstain, ModelName, Offsets, Promise, TopK, Truncate, answer_options, options_of
-from serve.tasks.served_task import Endpoint, ModelFacts
+from serve.tasks.served_task import Described, Endpoint, ModelFacts
 from serve.tasks.text_classification import (
     LABEL_TENSORS,
     ClassifyRequest,
@@ -82,6 +82,11 @@ class RelationItemsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=T
 
 class Relations(TextClassification):
     """The relation of the head of a text to its tail."""
+
+    def does(self, model: Described) -> str:
+        opening, closing, second_opening, second_closing = MARKERS
+        parts = f"`{opening} one {closing}` and `{second_opening} other {second_closing}`"
+        return f"{super().does(model)} by two of its parts, {parts}"
 
     @property
     def tensor_options(self) -> list[str]:
@@ -216,6 +221,7 @@ RELATIONS = Relations(
     manifest_kinds=("multi_label", "relations", "pairs"),
     kind="relations",
     one_text="is for relations in",
+    longer_texts="Of a longer text it reads the window around the two parts, and the answer says so.",
     no_abstaining="",
     endpoint=Endpoint(
         "/v1/relations",

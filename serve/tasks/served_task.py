@@ -4,15 +4,15 @@ Each file of this folder has one such object. It is looked up once, where a bund
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 from tokenizers import Encoding
 
-from serve.bundle.manifest import Bundle, Manifest, TaskName, label_faults
+from serve.bundle.manifest import Bundle, Manifest, TaskName, kinds_of, label_faults
 from serve.errors import BadInput
 from serve.settings import Limits
 from serve.tasks.request_fields import options_of
@@ -25,6 +25,22 @@ Datatype = Literal["BYTES", "FP32"]
 
 # What the answer for which a promise was made depends on, and the values that it was made for.
 PROMISED_WITH = {"min_score": 0.0, "abstain": False, "aggregation": "first", "constrained": False}
+
+
+IN_WINDOWS = 'A longer text is read whole, in overlapping windows; `"truncate": true` cuts it, and the answer says so.'
+
+
+class Described(Protocol):
+    """What a description of a model needs to know of it."""
+
+    @property
+    def multi_label(self) -> bool: ...
+    @property
+    def pairs(self) -> bool: ...
+    @property
+    def vector_width(self) -> int: ...
+    @property
+    def normalised(self) -> bool: ...
 
 
 class Endpoint(NamedTuple):
@@ -119,6 +135,12 @@ class ServedTask(ABC):
     needs_pair: bool = False
     reads_markers: bool = False
     """Whether the parts of a text that it is asked about stand between markers."""
+    names_labels: bool = True
+    """Whether an answer is made of labels, which have names and probabilities."""
+    longer_texts: str = f"{IN_WINDOWS} A longer pair of texts is cut."
+    """How it reads a text that is longer than the model takes."""
+    hub_task: str = ""
+    """Its name on the Hub, where that is another one."""
 
     @property
     def option_names(self) -> list[str]:
@@ -141,21 +163,21 @@ class ServedTask(ABC):
 
     def kind_faults(self, manifest: Manifest) -> Iterator[str]:
         """The kinds of classification that the manifest has and the task has not."""
-        for kind in ("multi_label", "relations", "pairs"):
-            if getattr(manifest, kind) and kind not in self.manifest_kinds:
+        for kind in kinds_of(manifest):
+            if kind not in self.manifest_kinds:
                 yield f"{kind} is for text-classification, not for {self.name}"
 
     @abstractmethod
-    def answer_kind(self, labels: Sequence[str], **kinds: bool) -> str:
-        """The kind of a model's answers in words, such as "single label"; `kinds` are those of its manifest, see `manifest_kinds`."""
+    def answer_kind(self, labels: Sequence[str], kinds: Collection[str] = ()) -> str:
+        """The kind of a model's answers in words, such as "single label"; `kinds` are its `kinds_of`."""
 
     def label_names(self, labels: Sequence[str]) -> Sequence[str]:
         """The names that answers give, of a model with these `labels`."""
         return labels
 
-    def answer_sentence(self, manifest: Manifest) -> str:
-        """What the model gives, as a sentence, where labels do not say it; otherwise empty."""
-        return ""
+    @abstractmethod
+    def does(self, model: Described) -> str:
+        """What `model` does, as the end of a sentence: "finds entities in text"."""
 
     # Requests.
 

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
+import regex
 
 from serve.text.labels import OUTSIDE, Scheme, schemes, split_tag, with_prefixes
 from serve.text.viterbi import likeliest_valid
@@ -32,14 +33,15 @@ UNSPACED_BLOCKS = (
     (0x20000, 0x3FFFF),  # CJK extensions B and later
 )
 
-# Code points that continue a letter and are no combining marks: (first, last). Unicode 15.1, GraphemeBreakProperty.txt.
-LETTER_PARTS = (
-    (0x1160, 0x11FF),  # vowels and final consonants of a Hangul syllable
-    (0xD7B0, 0xD7FB),  # old ones
-    (0xFF9E, 0xFF9F),  # half-width marks of voiced Katakana
+# What a reader takes for one letter, as UAX 29 divides text: consonants that a virama joins, a syllable of Hangul letters, an emoji with
+# its modifiers. A text without any of MANY_PARTS has a code point for each letter.
+LETTER = regex.compile(r"\X")
+MANY_PARTS = regex.compile(
+    r"[\p{GCB=Extend}\p{GCB=SpacingMark}\p{GCB=ZWJ}\p{GCB=Prepend}\p{GCB=V}\p{GCB=T}\p{GCB=Regional_Indicator}]"
 )
-# Behind a virama a joiner is a part of the letter, as in Malayalam's final consonants; elsewhere it joins emoji.
-ZERO_WIDTH_JOINER, VIRAMA = "\u200d", 9  # the latter is a combining class
+# They join the letters around them, as in Persian compounds, and are no letters themselves; but behind a virama (a combining class) they
+# are a part of its letter, as in Malayalam's final consonants.
+JOINERS, VIRAMA = "\u200c\u200d", 9
 
 
 class Span(NamedTuple):
@@ -63,23 +65,27 @@ class Word(NamedTuple):
 def words(text: str, offsets: Sequence[tuple[int, int]], word_ids: Sequence[int | None]) -> list[Word]:
     """The words of `text`, made of its tokens, in order and without overlap. The rules are the same for all tokenizers.
 
-    A token continues the word before it if both have the same word id, touch, and have word characters where they touch; or if
-    it lies inside that word, as the byte pieces of one emoji do. Every other token begins a word. Special tokens and tokens of
-    whitespace are in no word.
+    A token continues the word before it if they touch, have word characters where they touch, and the same word id (tokenizers that
+    split text at combining marks give another behind a mark); or if it lies inside that word, as the byte pieces of one emoji do.
+    Every other token begins a word. A word never ends inside a letter (see `LETTER`). Special tokens and tokens of whitespace are
+    in no word.
     """
     text_words: list[Word] = []
     is_ascii = text.isascii()
+    letter_ends = None if is_ascii else _letter_ends(text)
     word_start = word_end = first_token = last_token = -1
     word_id_before: int | None = None
     for token, ((start, end), word_id) in enumerate(zip(offsets, word_ids, strict=True)):
         if word_id is None:
             continue
         if not is_ascii or start >= end or text[start].isspace() or text[end - 1].isspace():
-            start, end = _trimmed(text, start, end)  # noqa: PLW2901
+            start, end = _trimmed(text, start, end, letter_ends)  # noqa: PLW2901
             if start >= end:
                 continue
         if start < word_end or (
-            start == word_end and word_id == word_id_before and _joined(text[start - 1], text[start])
+            start == word_end
+            and (word_id == word_id_before or _is_mark(text[start - 1]))
+            and _joined(text[start - 1], text[start])
         ):
             word_end, last_token = max(end, word_end), token
         else:
@@ -191,18 +197,32 @@ def strict_runs(tags: Sequence[str], scheme_of: dict[str, Scheme]) -> list[tuple
     return runs
 
 
-def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
+def _letter_ends(text: str) -> list[int] | None:
+    """For each code point of `text` the end of its letter; None if each is a letter of its own."""
+    if not MANY_PARTS.search(text):
+        return None
+    return [letter.end() for letter in LETTER.finditer(text) for _ in letter.group()]
+
+
+def _trimmed(text: str, start: int, end: int, letter_ends: list[int] | None) -> tuple[int, int]:
     """Start and end of a token without outer whitespace (byte-level tokenizers add some), with the rest of its last letter.
 
-    A tokenizer that strips accents leaves a combining mark out of the offsets of its letter, and one that composes letters all but the
-    first of the code points that a letter was made of.
+    A tokenizer that strips accents leaves a combining mark out of the offsets of its letter, one that composes letters all but the
+    first of the code points that a letter was made of, and one of bytes divides an emoji. A joiner that joins nothing is left out.
     """
-    while start < end and text[start].isspace():
+    while start < end and (text[start].isspace() or text[start] in JOINERS):
         start += 1
     while start < end and text[end - 1].isspace():
         end -= 1
-    while start < end < len(text) and _continues_letter(text[end - 1], text[end]):
-        end += 1
+    if letter_ends and start < end:
+        end = letter_ends[end - 1]
+        while (
+            start < end
+            and text[end - 1] in JOINERS
+            and not (end < len(text) and _joined(text[end - 1], text[end]))
+            and not (end > 1 and unicodedata.combining(text[end - 2]) == VIRAMA)
+        ):
+            end -= 1
     return start, end
 
 
@@ -225,11 +245,6 @@ def _is_other_word_character(character: str) -> bool:
     return not any(first <= code_point <= last for first, last in UNSPACED_BLOCKS)
 
 
-def _continues_letter(before: str, character: str) -> bool:
-    if character == ZERO_WIDTH_JOINER:
-        return unicodedata.combining(before) == VIRAMA
-    return _is_mark(character) or any(first <= ord(character) <= last for first, last in LETTER_PARTS)
-
-
 def _is_mark(character: str) -> bool:
-    return not character.isascii() and unicodedata.category(character).startswith("M")
+    """Whether `character` is a combining mark or a joiner."""
+    return not character.isascii() and (unicodedata.category(character).startswith("M") or character in JOINERS)

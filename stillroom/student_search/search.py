@@ -15,7 +15,7 @@ from compress.runs.stages import fingerprint, folder_fingerprint, texts_fingerpr
 from compress.runs.task_inputs import TaskInputs
 from latency.analysis.pareto import Point, pareto_front
 from latency.measure.machine import MachineFacts
-from serve.bundle.cpu_quota import available_cores
+from serve.bundle.cpu import available_cores
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
 from serve.wording import counted

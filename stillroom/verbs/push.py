@@ -20,11 +20,13 @@ from serve.bundle.remote_files import (
     Unreachable,
     hub_repository,
     in_words,
+    listed,
+    removed,
     scheme_of,
     shown,
     store_of,
+    tried,
 )
-from serve.bundle.store_files import listed, removed, tried
 from serve.errors import BadInput, BundleError
 from serve.options import Settings, make, setting
 from serve.tasks import open_bundle
@@ -114,20 +116,20 @@ def _to_store(bundle: Bundle, url: str, sizes: dict[str, int], before: set[str],
     store.invalidate_cache()
     makes_folders = scheme_of(url) == "file"  # a store has none, and might make a bucket in their place
     if not before and not settings.replace:
-        found = tried(url, "", lambda: listed(store, folder))
+        found = tried(url, "", lambda: listed(store, folder), does="written")
         if strange := sorted(name for name, size in found.items() if sizes.get(name) != size):
             raise _foreign(url, strange)
     if before or settings.replace:
-        tried(url, MANIFEST, lambda: removed(store, f"{folder}/{MANIFEST}"))
+        tried(url, MANIFEST, lambda: removed(store, f"{folder}/{MANIFEST}"), does="written")
     with _bar(sizes) as advance:
         for name in [*sorted(bundle.manifest.files), MANIFEST]:
             target = f"{folder}/{name}"
             if makes_folders:
-                tried(url, name, partial(store.makedirs, target.rpartition("/")[0], exist_ok=True))
-            tried(url, name, partial(store.put_file, str(bundle.path / name), target))
+                tried(url, name, partial(store.makedirs, target.rpartition("/")[0], exist_ok=True), does="written")
+            tried(url, name, partial(store.put_file, str(bundle.path / name), target), does="written")
             advance(sizes[name])
     for name in sorted(before - set(sizes)):
-        tried(url, name, partial(removed, store, f"{folder}/{name}"))
+        tried(url, name, partial(removed, store, f"{folder}/{name}"), does="written")
 
 
 def _to_hub(bundle: Bundle, url: str, sizes: dict[str, int], before: set[str], settings: Pushing) -> None:

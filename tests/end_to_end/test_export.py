@@ -18,9 +18,8 @@ from small_task import examples, write_rows
 import stillroom as face
 from compress.runs.resumable_stages import Workdir
 from export.precision.int8 import NO_SATURATION
-from serve.bundle.cpu import HIDDEN_VARIABLE, cpu_features, suits
-from serve.bundle.cpu_quota import read_cores, why
-from serve.bundle.variant_choice import choose
+from serve.bundle.cpu import HIDDEN_VARIABLE, cpu_features, read_cores, suits, why
+from serve.bundle.runtimes import choose
 from serve.errors import BadInput, GateMissed
 from serve.model.pipeline import Pipeline
 from serve.model.session import Session, onnxruntime_options, onnxruntime_session

@@ -30,7 +30,7 @@ from compress.runs.task_inputs import TaskInputs, scored_rows, unseen
 from compress.settings import FineTunedTeacher, TaskData, TaskSettings
 from compress.training.loop import Diverged
 from compress.training.stage import StageSettings
-from serve.bundle.cpu_quota import available_cores
+from serve.bundle.cpu import available_cores
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
 from serve.files import replacing

@@ -35,7 +35,7 @@ from latency.candidates.candidate import Candidate
 from latency.measure.machine import machine_facts
 from latency.measure.result_document import ProfileDocument
 from latency.profile import Plan, time_grid
-from serve.bundle.cpu_quota import available_cores
+from serve.bundle.cpu import available_cores
 from serve.errors import BadInput
 from serve.files import replacing
 from serve.options import rule_faults

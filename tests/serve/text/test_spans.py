@@ -155,6 +155,35 @@ def test_a_word_ends_with_the_last_code_point_of_its_last_letter(text: str, by: 
     )
 
 
+@pytest.mark.parametrize("by", ["bytes", "punctuation", "blanks", "without accents"])
+@pytest.mark.parametrize(
+    "text_words",
+    [
+        ["क्षत्रिय", "दिल्ली", "में"],  # vowel signs, and consonants that a virama joins
+        ["น้ำ", "ກຳ"],  # a vowel that is a letter by its category, and a part of one by UAX 29
+        ["می\u200cخواهم", "مَدْرَسَة", "שָׁלוֹם"],
+        ["cafe\u0301s", "തമിഴ്\u200d"],
+        ["👩\u200d💻", "👍🏽", "🇩🇪", "1\ufe0f\u20e3"],
+    ],
+)
+def test_words_hold_whole_letters_whatever_the_tokenizer_divides(text_words: list[str], by: str) -> None:
+    text = " ".join(text_words)
+    if by == "bytes":  # GPT-2's pattern divides letters from marks, and bytes divide emoji
+        tokenizer = byte_level()
+    else:
+        tokenizer = Tokenizer(models.Unigram([("?", 0.0), ("▁", -1.0), *((c, -2.0) for c in dict.fromkeys(text))], 0))
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace() if by == "blanks" else pre_tokenizers.BertPreTokenizer()
+        if by == "without accents":
+            tokenizer.normalizer = normalizers.BertNormalizer(strip_accents=True)
+    encoding = tokenizer.encode(text)
+    assert [text[word.start : word.end] for word in words(text, encoding.offsets, encoding.word_ids)] == text_words
+
+
+@pytest.mark.parametrize("text", ["a\u200d b", "a \u200cb"])
+def test_a_joiner_that_joins_nothing_is_in_no_word(text: str) -> None:
+    assert found_words(text, "byte-level") == ["a", "b"]
+
+
 def test_one_character_that_becomes_three_pieces_is_one_word() -> None:
     assert found_words("a ½ b", "nfkc-metaspace") == ["a", "½", "b"]
 

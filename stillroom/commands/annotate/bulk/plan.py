@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from serve.bundle.remote_files import EXTRAS, is_url, scheme_of, shown
+from serve.bundle.remote_files import EXTRAS, ReadFailed, is_url, scheme_of, shown
 from serve.bundle.runtimes import Device
-from serve.bundle.store_files import ReadFailed
 from serve.errors import BadInput, StillroomError
 from serve.text.answers import AnswerOptions
 from stillroom.commands.annotate.bad_rows import BadRows

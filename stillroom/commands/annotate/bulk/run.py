@@ -11,7 +11,7 @@ from typing import Any
 from compress.input_errors import Faults
 from serve.bundle.manifest import Bundle
 from serve.bundle.remote_files import is_url, shown
-from serve.bundle.variant_choice import choose
+from serve.bundle.runtimes import choose
 from serve.errors import BadInput, StillroomError
 from serve.files import lock_at
 from serve.tasks import open_bundle

@@ -15,8 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol, cast
 
-from serve.bundle.remote_files import EXTRAS, is_url, scheme_of, shown, store_of
-from serve.bundle.store_files import listed, removed, tried
+from serve.bundle.remote_files import EXTRAS, is_url, listed, removed, scheme_of, shown, store_of, tried
 from serve.errors import BadInput
 from serve.files import PARTIAL, disk_errors_reported, no_room, replacing
 
@@ -360,7 +359,7 @@ class StoreFolder:
                 if_full="Make room, or set TMPDIR to another folder",
             ):
                 yield local
-            tried(self.place, name, lambda: store.put_file(str(local), f"{folder}/{name}"))
+            tried(self.place, name, lambda: store.put_file(str(local), f"{folder}/{name}"), does="written")
 
     def unfinished(self, name: str) -> Path | None:
         """None: an object cannot grow."""
@@ -369,4 +368,4 @@ class StoreFolder:
     def remove(self, name: str) -> None:
         """Removes a file, if it is there."""
         store, folder = self._store
-        tried(self.place, name, lambda: removed(store, f"{folder}/{name}"))
+        tried(self.place, name, lambda: removed(store, f"{folder}/{name}"), does="written")

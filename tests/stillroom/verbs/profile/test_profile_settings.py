@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from latency.candidates.candidate import Candidate
-from serve.bundle.cpu_quota import available_cores
+from serve.bundle.cpu import available_cores
 from serve.errors import BadInput
 from stillroom.verbs.profile import Profiling
 from stillroom.verbs.profile.papers_table import for_the_paper, profile_paper, runtimes

@@ -1,22 +1,23 @@
-"""API keys and their limits."""
+"""API keys, their limits, and how much of them is used: counted by one process, or shared by all front processes."""
 
 import hashlib
 import hmac
 import logging
+import mmap
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from serve.errors import BadInput, RateLimited, Unauthorized
-from serve.http.auth.key_counts import Counts, own_counts
 
 log = logging.getLogger("serve")
-
-# Makes the counts of a key from a digest of it and its limits.
-MakeCounts = Callable[[bytes], Counts]
 
 KEYS_VARIABLE = "STILLROOM_KEYS"
 # 16 characters of at least 4 random bits each cannot be guessed; a short key can.
@@ -27,6 +28,83 @@ RATE = re.compile(r"(\d+(?:\.\d+)?)/(s|min|h)")
 SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 # Weight of the newest request in the running estimate of how long one takes.
 SMOOTHING = 0.1
+# Keys with limits that the front processes of one server can count, those that were withdrawn included.
+MOST_KEYS = 4096
+
+
+class Counts(NamedTuple):
+    """Counts of one key, to be changed while `locked`."""
+
+    bucket: "memoryview[float]"
+    """Requests that may begin, and 1 + the time in seconds of that count; 0 before the first."""
+    running: "memoryview[float]"
+    """Requests under way, of each front process."""
+    front: int
+    locked: AbstractContextManager[Any]
+
+
+# Makes the counts of a key from a digest of it and its limits.
+MakeCounts = Callable[[bytes], Counts]
+
+
+def own_counts(digest: bytes) -> Counts:
+    """New counts, of one process."""
+    numbers = memoryview(bytearray(24)).cast("d")
+    return Counts(numbers[:2], numbers[2:], 0, nullcontext())
+
+
+class SharedCounts:
+    """Counts in memory that all processes forked from this one share."""
+
+    def __init__(self, fronts: int) -> None:
+        self._width = 2 + fronts
+        self._digests = mmap.mmap(-1, 32 * MOST_KEYS)
+        self._numbers = memoryview(mmap.mmap(-1, 8 * self._width * MOST_KEYS)).cast("d")
+        self._locked = FileLock()
+
+    def of_front(self, front: int) -> Callable[[bytes], Counts]:
+        """Makes the counts of a key for the front process `front`, to be called there: it starts without requests under way.
+
+        BadInput if there is no room for another key.
+        """
+        for slot in range(MOST_KEYS):
+            self._numbers[slot * self._width + 2 + front] = 0.0
+        return partial(self._counts, front)
+
+    def _counts(self, front: int, digest: bytes) -> Counts:
+        first = int.from_bytes(digest[:4])
+        with self._locked:
+            for slot in ((first + tried) % MOST_KEYS for tried in range(MOST_KEYS)):
+                known = self._digests[32 * slot : 32 * slot + 32]
+                if known == digest or not any(known):
+                    self._digests[32 * slot : 32 * slot + 32] = digest
+                    numbers = self._numbers[slot * self._width : (slot + 1) * self._width]
+                    return Counts(numbers[:2], numbers[2:], front, self._locked)
+        raise BadInput(
+            f"this server has had {MOST_KEYS:,} keys with limits since it started; restart it, or give --fronts 1"
+        )
+
+
+class FileLock:
+    """A lock between processes that were forked from the one which made it. The system releases it if its owner dies."""
+
+    def __init__(self) -> None:
+        # No file of the file system, where there is another: that may be read-only.
+        if hasattr(os, "memfd_create"):
+            self._file = os.memfd_create("stillroom-keys")
+        else:
+            with tempfile.TemporaryFile() as file:
+                self._file = os.dup(file.fileno())
+
+    def __enter__(self) -> None:
+        import fcntl  # not on Windows, where there is one front
+
+        fcntl.lockf(self._file, fcntl.LOCK_EX)
+
+    def __exit__(self, *error: object) -> None:
+        import fcntl
+
+        fcntl.lockf(self._file, fcntl.LOCK_UN)
 
 
 @dataclass(frozen=True)
@@ -59,31 +137,31 @@ class Key:
 
     def enter(self, now_s: float) -> None:
         """Counts a request that begins. RateLimited, with `retry_after_s`, if it is over the key's limits."""
-        if self._limited:
-            with self._counts.locked:
-                self._enter(now_s)
-
-    def _enter(self, now_s: float) -> None:
-        bucket, running, front, _ = self._counts
+        if not self._limited:
+            return
+        bucket, running, front, locked = self._counts
         most, rate_per_s = self.limits.concurrency, self.limits.rate_per_s
-        if most is not None and self.running >= most:
-            raise RateLimited(
-                f"key {self.name!r} has all of its {most:,} concurrent requests under way; wait for an answer",
-                retry_after_s=self._request_s / most,
-            )
-        if rate_per_s is not None:
-            tokens, counted = bucket  # 0 at first; otherwise 1 + when the tokens were counted
-            # Another process may have counted a request that began a little later.
-            tokens = min(self._burst, tokens + max(0.0, 1 + now_s - counted) * rate_per_s) if counted else self._burst
-            bucket[0], bucket[1] = tokens, max(1 + now_s, counted)
-            if tokens < 1:
-                wait_s = (1 - tokens) / rate_per_s
+        with locked:
+            if most is not None and self.running >= most:
                 raise RateLimited(
-                    f"key {self.name!r} may send {rate_per_s:g} requests/s; try again in {wait_s:.1f} s",
-                    retry_after_s=wait_s,
+                    f"key {self.name!r} has all of its {most:,} concurrent requests under way; wait for an answer",
+                    retry_after_s=self._request_s / most,
                 )
-            bucket[0] = tokens - 1
-        running[front] += 1
+            if rate_per_s is not None:
+                tokens, counted = bucket  # 0 at first; otherwise 1 + when the tokens were counted
+                # Another process may have counted a request that began a little later.
+                tokens = (
+                    min(self._burst, tokens + max(0.0, 1 + now_s - counted) * rate_per_s) if counted else self._burst
+                )
+                bucket[0], bucket[1] = tokens, max(1 + now_s, counted)
+                if tokens < 1:
+                    wait_s = (1 - tokens) / rate_per_s
+                    raise RateLimited(
+                        f"key {self.name!r} may send {rate_per_s:g} requests/s; try again in {wait_s:.1f} s",
+                        retry_after_s=wait_s,
+                    )
+                bucket[0] = tokens - 1
+            running[front] += 1
 
     def leave(self, took_s: float) -> None:
         """Counts a request that ended."""
@@ -137,20 +215,19 @@ def keyring_of(texts: Sequence[tuple[str, str]], counts: MakeCounts = own_counts
     BadInput names every line that cannot be read, and never quotes one. It is also raised for a source without a key, since a server
     that was meant to need keys must not start without them.
     """
-    lines: list[tuple[str, str]] = []
+    keys, wrong = [], []
     for source, text in texts:
-        there = [(f"{source}, line {number}", line) for number, line in _lines(text)]
-        if not there:
+        # A key may hold a #. A comment starts at the beginning of a line or after whitespace.
+        lines = [re.sub(r"(^|\s)#.*", "", line).strip() for line in text.splitlines()]
+        if not any(lines):
             raise BadInput(
                 f"{source} has no key; give one a line, as name:key, or leave it out to serve clients without a key"
             )
-        lines += there
-    keys, wrong = [], []
-    for place, line in lines:
-        try:
-            keys.append(_key(line, counts))
-        except BadInput as error:
-            wrong.append(f"{place}: {error.message}")
+        for number, line in enumerate(lines, 1):
+            try:
+                keys += [_key(line, counts)] if line else []
+            except BadInput as error:
+                wrong.append(f"{source}, line {number}: {error.message}")
     for attribute, said in (("name", "the name"), ("digest", "the key")):
         values = [getattr(key, attribute) for key in keys]
         wrong += [
@@ -182,14 +259,6 @@ def key_texts(file: Path | None, environment: Mapping[str, str] = os.environ) ->
     return texts
 
 
-def _lines(text: str) -> Iterator[tuple[int, str]]:
-    for number, line in enumerate(text.splitlines(), 1):
-        # A key may hold a #. A comment starts at the beginning of a line or after whitespace.
-        said = re.sub(r"(^|\s)#.*", "", line).strip()
-        if said:
-            yield number, said
-
-
 def _key(line: str, counts: MakeCounts) -> Key:
     """The key of one line. The message of a BadInput never holds the key."""
     first, *rest = line.split()
@@ -207,12 +276,8 @@ def _key(line: str, counts: MakeCounts) -> Key:
         digest = hashlib.sha256(secret.encode()).digest()
     if not NAME.fullmatch(name):
         raise BadInput("the name is not valid; give 1 to 64 of ASCII letters, digits, `.`, `_` and `-`")
-    return Key(name, digest, _limits(rest), counts)
-
-
-def _limits(words: Sequence[str]) -> KeyLimits:
     rate_per_s, concurrency = None, None
-    for word in words:
+    for word in rest:
         what, _, amount = word.partition("=")
         if what == "rate" and (rate := RATE.fullmatch(amount)) and float(rate[1]) > 0:
             rate_per_s = float(rate[1]) / SECONDS[rate[2]]
@@ -220,4 +285,4 @@ def _limits(words: Sequence[str]) -> KeyLimits:
             concurrency = int(amount)
         else:
             raise BadInput("after the key give only limits: rate=NUMBER/s (or /min, /h) and concurrency=NUMBER")
-    return KeyLimits(rate_per_s, concurrency)
+    return Key(name, digest, KeyLimits(rate_per_s, concurrency), counts)

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Meta
 
 from serve.errors import BadInput, BadRequest
-from serve.http.v1.requests import decode, decode_json
+from serve.http.request_bodies import decode, decode_json
 
 Datatype = Literal["BYTES", "INT64", "FP32"]
 
@@ -21,7 +21,9 @@ NULL = msgspec.Raw(b"null")
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 BYTES_LENGTH = struct.Struct("<I")  # before each element of a binary BYTES tensor: its length in bytes
-
+# Limits of shapes. No valid request comes near them.
+MOST_SIZES = 8
+LARGEST_SIZE = 2**63 - 1
 
 # Parameters that MLServer's clients send with requests, inputs and outputs. They are ignored.
 IGNORED = ("content_type", "headers")
@@ -97,14 +99,21 @@ def read_tensors(
 
     BadRequest if the body does not match that header; BadInput, with the field, for unknown tensors and wrong data.
     """
-    length = len(body) if json_bytes is None else _json_length(json_bytes, len(body))
+    said = str(len(body)) if json_bytes is None else json_bytes
+    if not (said.isascii() and said.isdigit() and len(said) < 20 and int(said) <= len(body)):
+        raise BadRequest(
+            f"Inference-Header-Content-Length is {said[:40]!r}, and the body has {len(body):,} bytes; give the length of the JSON in bytes"
+        )
+    length = int(said)
     asked = decode(body[:length], InferRequest)
     behind = memoryview(body)[length:]
     tensors: dict[str, Tensor] = {}
     for index, each in enumerate(asked.inputs):
         field = f"inputs[{index}]"
         if each.name not in kinds:
-            raise BadInput(f"{field} is {each.name!r}; the inputs are {_listed(kinds)}", field=f"{field}.name")
+            raise BadInput(
+                f"{field} is {each.name!r}; the inputs are {', '.join(map(repr, kinds))}", field=f"{field}.name"
+            )
         if each.name in tensors:
             raise BadInput(f"{field} is a second {each.name!r}; send each input once", field=f"{field}.name")
         if each.datatype != kinds[each.name]:
@@ -141,7 +150,9 @@ def written(content: dict[str, object], outputs: list[tuple[OutputTensor, bool]]
     for tensor, as_bytes in outputs:
         one: dict[str, object] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
         if as_bytes:
-            packed = _packed(tensor.data) if isinstance(tensor.data, list) else tensor.data
+            packed = tensor.data
+            if isinstance(packed, list):
+                packed = b"".join(part for each in packed for part in (BYTES_LENGTH.pack(len(each)), each))
             one["parameters"] = {"binary_data_size": len(packed)}
             behind.append(packed)
         elif isinstance(tensor.data, list):
@@ -151,14 +162,6 @@ def written(content: dict[str, object], outputs: list[tuple[OutputTensor, bool]]
         described.append(one)
     head = msgspec.json.encode({**content, "outputs": described})
     return b"".join([head, *behind]), len(head) if behind else None
-
-
-def _json_length(said: str, body_bytes: int) -> int:
-    if not (said.isascii() and said.isdigit() and len(said) < 20 and int(said) <= body_bytes):
-        raise BadRequest(
-            f"Inference-Header-Content-Length is {said[:40]!r}, and the body has {body_bytes:,} bytes; give the length of the JSON in bytes"
-        )
-    return int(said)
 
 
 def _in_json(tensor: InputTensor, field: str) -> Tensor:
@@ -231,15 +234,6 @@ def _unpacked(name: str, data: memoryview, field: str) -> list[str]:
     return values
 
 
-def _packed(elements: list[bytes]) -> bytes:
-    return b"".join(part for each in elements for part in (BYTES_LENGTH.pack(len(each)), each))
-
-
-# Limits of shapes. No valid request comes near them.
-MOST_SIZES = 8
-LARGEST_SIZE = 2**63 - 1
-
-
 def _elements(tensor: InputTensor, field: str) -> int:
     """The number of values in the tensor's shape."""
     if not 1 <= len(tensor.shape) <= MOST_SIZES or any(not 1 <= size <= LARGEST_SIZE for size in tensor.shape):
@@ -249,7 +243,3 @@ def _elements(tensor: InputTensor, field: str) -> int:
             field=f"{field}.shape",
         )
     return math.prod(tensor.shape)
-
-
-def _listed(names: dict[str, Datatype]) -> str:
-    return ", ".join(map(repr, names))

@@ -14,9 +14,8 @@ from starlette.testclient import TestClient
 
 from benchmarks.serve.schemathesis_run import hold_against_its_document
 from benchmarks.serve.small_server import serving
-from serve.http import service
+from serve.http import openapi, service
 from serve.http.app import create_app
-from serve.http.openapi import v1
 from serve.observe.metrics import Metrics
 from serve.settings import Limits
 from serve.workers.supervisor import ServedModel
@@ -61,7 +60,7 @@ def test_document_and_page_are_built_once_for_the_models_that_are_served(
     entities_bundle: Path, intents_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = []
-    monkeypatch.setattr(service, "openapi", lambda *given: built.append(given) or v1.openapi(*given))
+    monkeypatch.setattr(service, "openapi", lambda *given: built.append(given) or openapi.openapi(*given))
     app = create_app([entities_bundle])
     client = TestClient(app)
     first = [client.get(path).text for path in ("/docs", "/openapi.json", "/docs", "/openapi.json")]
@@ -125,5 +124,5 @@ def test_a_checkout_that_is_not_installed_has_a_version_too(monkeypatch: pytest.
     def absent(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(v1, "version", absent)
-    assert v1.program_version() == "0"
+    monkeypatch.setattr(openapi, "version", absent)
+    assert openapi.program_version() == "0"

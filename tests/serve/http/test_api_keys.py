@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve.errors import BadInput, RateLimited, Unauthorized
-from serve.http.auth.api_keys import Key, KeyLimits, Keyring, read_keys
+from serve.http.api_keys import Key, KeyLimits, Keyring, read_keys
 
 SECRET = "0123456789abcdef0123"  # noqa: S105
 OTHER = "fedcba9876543210#xyz"
@@ -118,12 +118,10 @@ def test_a_file_that_everybody_can_read_is_warned_about(file: Path, caplog: pyte
 def test_every_key_is_compared_whichever_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [Key(f"k{index}", hashlib.sha256(f"key-{index}".encode()).digest(), KeyLimits()) for index in range(5)]
     compared = []
-    import serve.http.auth.api_keys
+    import serve.http.api_keys
 
-    compare = serve.http.auth.api_keys.hmac.compare_digest
-    monkeypatch.setattr(
-        serve.http.auth.api_keys.hmac, "compare_digest", lambda a, b: compared.append(a) or compare(a, b)
-    )
+    compare = serve.http.api_keys.hmac.compare_digest
+    monkeypatch.setattr(serve.http.api_keys.hmac, "compare_digest", lambda a, b: compared.append(a) or compare(a, b))
     for index in range(5):
         compared.clear()
         assert Keyring(keys).key_of(asked(x_api_key=f"key-{index}")) is keys[index]

@@ -1,6 +1,6 @@
 """`/v2`: the Open Inference Protocol (KServe v2) over HTTP.
 
-A model takes texts, and answers with JSON in a BYTES tensor; or token ids, and answers with logits. `serve.http.v2.tensors` reads
+A model takes texts, and answers with JSON in a BYTES tensor; or token ids, and answers with logits. `serve.http.v2_tensors` reads
 and writes the tensors. `serve.http.middleware` gives errors the protocol's form: `{"error": message}`.
 """
 
@@ -16,10 +16,10 @@ from starlette.routing import Route
 from serve.bundle.manifest import Manifest
 from serve.errors import BadInput, NotFound, TooLarge, Unavailable, UnsupportedMedia
 from serve.http.middleware import JsonResponse
-from serve.http.openapi.v1 import program_version
+from serve.http.openapi import program_version
+from serve.http.request_bodies import decode_json, read_body
 from serve.http.service import Service
-from serve.http.v1.requests import decode_json, read_body
-from serve.http.v2.tensors import IGNORED, Datatype, InferRequest, OutputTensor, Tensor, read_tensors, written
+from serve.http.v2_tensors import IGNORED, Datatype, InferRequest, OutputTensor, Tensor, read_tensors, written
 from serve.model.work_items import Logits, TokenWork, Work
 from serve.settings import Limits
 from serve.tasks.served_task import ServedTask
@@ -191,10 +191,8 @@ def works_of(tensors: dict[str, Tensor], options: AnswerOptions, manifest: Manif
             f"inputs: {strangers[0]} cannot be sent together with {'text' if of_texts else 'input_ids'}; leave one out",
             field="inputs",
         )
-    return _text_works(tensors, options, limits) if of_texts else _token_works(tensors, manifest, limits)
-
-
-def _text_works(tensors: dict[str, Tensor], options: AnswerOptions, limits: Limits) -> list[Work]:
+    if not of_texts:
+        return _token_works(tensors, manifest, limits)
     columns: list[list[str]] = []
     for name, tensor in tensors.items():
         if len(tensor.shape) > 2 or tensor.shape[1:] not in {(), (1,)}:
@@ -239,10 +237,9 @@ def _token_works(tensors: dict[str, Tensor], manifest: Manifest, limits: Limits)
     for name, values in columns.items():
         if not set(values) <= {0, 1}:
             raise BadInput(f"{name} has numbers other than 0 and 1; send only 0 and 1", field="inputs")
-    rows = [slice(start, start + tokens) for start in range(0, count * tokens, tokens)]
     works = [
         TokenWork(tensors["input_ids"].values[row], columns["attention_mask"][row], columns["token_type_ids"][row])  # type: ignore[arg-type]
-        for row in rows
+        for row in (slice(start, start + tokens) for start in range(0, count * tokens, tokens))
     ]
     unseen = next((index for index, work in enumerate(works) if 1 not in work.attention_mask), None)
     if unseen is not None:
@@ -279,10 +276,9 @@ def outputs_of(answers: list[WorkOutput], names: list[str], task: ServedTask) ->
     values: dict[str, list[bytes] | np.ndarray] = {"answer": texts}
     if names != ["answer"]:
         values |= task.tensor_values(texts)
-    return [_output(name, values[name]) for name in names]
-
-
-def _output(name: str, values: list[bytes] | np.ndarray) -> OutputTensor:
-    if isinstance(values, list):
-        return OutputTensor(name, "BYTES", [len(values)], values)
-    return OutputTensor(name, "FP32", list(values.shape), values.tobytes())
+    return [
+        OutputTensor(name, "BYTES", [len(column)], column)
+        if isinstance(column := values[name], list)
+        else OutputTensor(name, "FP32", list(column.shape), column.tobytes())
+        for name in names
+    ]

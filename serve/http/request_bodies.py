@@ -73,8 +73,17 @@ def decode(body: bytes, kind: type[RequestBody]) -> RequestBody:
     except msgspec.ValidationError as error:
         raise _field_error(str(error), kind) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        if half := _half_a_pair(body):
-            raise half from error
+        try:
+            # No number is converted: that takes time that grows with the square of its digits.
+            steps = _steps_to_half_a_pair(json.loads(body, parse_int=bool, parse_float=bool))
+        except (ValueError, RecursionError):
+            steps = None
+        if steps is not None:  # otherwise valid JSON
+            path = "".join(f".{step}" if isinstance(step, str) else f"[{step}]" for step in steps)
+            field = path.removeprefix(".") or None
+            raise BadInput(
+                f"{field or 'the body'} has half a surrogate pair; send whole characters", field=field
+            ) from error
         raise BadRequest(f'the body is not JSON ({error}); send an object such as {{"text": "..."}}') from error
 
 
@@ -102,33 +111,13 @@ def _field_error(message: str, kind: type[RequestBody]) -> BadInput:
         reason = message.partition(" - at ")[0]
         reason = "missing" if reason.startswith("Object missing") else reason[0].lower() + reason[1:]
         reason = "not a field" if reason.startswith("object contains unknown") else reason
-        return BadInput(f"{field}: {reason}; give {_need(kind, name)}", field=field)
+        needed = get_type_hints(kind, include_extras=True)[name].__metadata__[0].description
+        return BadInput(f"{field}: {reason}; give {needed}", field=field)
     return BadInput(f'the body: {message[0].lower()}{message[1:]}; send an object such as {{"text": "..."}}')
 
 
-def _need(kind: type[RequestBody], name: str) -> str:
-    """The description of field `name`."""
-    annotation = get_type_hints(kind, include_extras=True)[name]
-    return str(annotation.__metadata__[0].description)
-
-
-def _half_a_pair(body: bytes) -> BadInput | None:
-    """The error, with the field, for otherwise valid JSON that has half a surrogate pair (`"\\ud83d"`); None if it has none."""
-    try:
-        # No number is converted: that takes time that grows with the square of its digits.
-        value = json.loads(body, parse_int=bool, parse_float=bool)
-    except (ValueError, RecursionError):
-        return None
-    steps = _steps_to_half_a_pair(value)
-    if steps is None:
-        return None
-    path = "".join(f".{step}" if isinstance(step, str) else f"[{step}]" for step in steps)
-    field = path.removeprefix(".") or None
-    return BadInput(f"{field or 'the body'} has half a surrogate pair; send whole characters", field=field)
-
-
 def _steps_to_half_a_pair(body: object) -> list[str | int] | None:
-    """The names and indices that lead to the first string of `body` with half a surrogate pair; None if it has none.
+    """The names and indices that lead to the first string of `body` with half a surrogate pair (`"\\ud83d"`); None if it has none.
 
     If it is a name, they lead to its object. The work for each value is the same however deep it is and however long the
     names around it are: no value gets its path, and no function calls itself.
