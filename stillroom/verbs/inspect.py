@@ -12,7 +12,7 @@ from serve.errors import BundleError
 from serve.tasks import open_bundle, task_of
 from serve.wording import counted
 from stillroom.console import result, table
-from stillroom.inputs.local_bundle import local_bundle
+from stillroom.inputs.folders import local_bundle
 from stillroom.verb import Argument, Document, FolderOrUrl, Verb
 
 IN_ONE_LINE = 20  # labels; more are listed on lines of their own

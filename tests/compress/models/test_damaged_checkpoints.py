@@ -17,7 +17,7 @@ from compress.runs.lineage import read_lineage
 from latency.candidates.candidate import Candidate
 from latency.candidates.torch_candidate import load_torch
 from serve.errors import BadInput
-from stillroom.commands.profile.models import task_of
+from stillroom.verbs.profile.models import task_of
 
 ROWS = "bert.embeddings.word_embeddings.weight"
 QUERY = "bert.encoder.layer.1.attention.self.query.weight"
