@@ -17,8 +17,8 @@ from compress.data.file_formats import MOST_ARRAY_BYTES, encoding_fault, suffix_
 from compress.data.tables import SEPARATORS, TableRow, table_rows
 from serve.errors import BadInput
 from serve.wording import one_of
-from stillroom.commands.annotate import rows
-from stillroom.commands.annotate.rows import (
+from stillroom.verbs.annotate import rows
+from stillroom.verbs.annotate.rows import (
     Columns,
     InputRow,
     decoded,

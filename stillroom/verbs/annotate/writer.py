@@ -23,8 +23,8 @@ import msgspec
 
 from serve.errors import BadInput
 from serve.files import RESUME, disk_errors_reported, lock, lock_at, replacing
-from stillroom.commands.annotate.reader import InputFile
-from stillroom.commands.annotate.rows import InputRow
+from stillroom.verbs.annotate.reader import InputFile
+from stillroom.verbs.annotate.rows import InputRow
 
 STDOUT = Path("-")
 # A power cut loses at most the answers of this time. A kill loses nothing that was written: the system's cache holds it.
