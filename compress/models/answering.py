@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from compress.data.task import Task
 from compress.models.configurations import loading_config, quiet
 from compress.models.families import FAMILIES
+from compress.models.heads import is_multi_label
 from compress.models.pretrained import (
     LONGEST_TEXT,
     check_labels,
@@ -23,7 +24,6 @@ from compress.models.pretrained import (
 from compress.models.tokenizer_files import fast_tokenizer
 from serve.errors import BadInput
 from serve.text.entity_markers import MARKERS
-from serve.text.labels import MULTI_LABEL
 
 NO_LIMIT = 1_000_000  # tokens: what transformers gives for a tokenizer that states no longest text
 
@@ -45,7 +45,7 @@ class AnsweringTeacher:
     @property
     def multi_label(self) -> bool:
         """Whether any number of its labels may apply to a text."""
-        return bool(self.config.problem_type == MULTI_LABEL)
+        return is_multi_label(self.config)
 
     @property
     def has_markers(self) -> bool:
