@@ -21,6 +21,7 @@ from compress.models.pretrained import (
     public_name_of,
     warn_of_head,
 )
+from compress.models.sentence_pooling import LEAST_TOKENS
 from compress.models.tokenizer_files import fast_tokenizer
 from serve.errors import BadInput
 from serve.text.entity_markers import MARKERS
@@ -146,8 +147,13 @@ def cut_tokenizer(name: str, model: Any, tokenizer: Any, max_length: int) -> tup
         BadInput: the model cannot read texts of that length.
     """
     longest = _longest(model, int(tokenizer.model_max_length))
-    if max_length and not 8 <= max_length <= longest:
-        raise BadInput(f"--max-length is {max_length}; give 8 to {longest} tokens, which {name} can read.")
+    if longest < LEAST_TOKENS:
+        raise BadInput(
+            f"{name} reads {longest} tokens of a text, by model_max_length in its tokenizer_config.json or its table of positions; "
+            f"{LEAST_TOKENS} or more are needed. Correct model_max_length."
+        )
+    if max_length and not LEAST_TOKENS <= max_length <= longest:
+        raise BadInput(f"--max-length is {max_length}; give {LEAST_TOKENS} to {longest} tokens, which {name} can read.")
     backend: Tokenizer = tokenizer.backend_tokenizer
     backend.no_padding()
     backend.enable_truncation(max_length=max_length or longest)
