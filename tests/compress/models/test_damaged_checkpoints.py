@@ -213,6 +213,16 @@ def test_a_broken_tokenizer_file_is_named(checkpoint: Path) -> None:
         open_tokenizer(open_model(str(checkpoint)))
 
 
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", "{}".encode("utf-16"), b"\xef\xbb\xbf{}", b"[" * 100_000, POINTER.encode()]
+)
+def test_the_file_of_a_tokenizer_that_is_broken_is_named(file: str, content: bytes, checkpoint: Path) -> None:
+    (checkpoint / file).write_bytes(content)
+    with pytest.raises(BadInput, match=rf": its {file} cannot be read \("):
+        open_tokenizer(open_model(str(checkpoint)))
+
+
 def test_a_broken_lineage_is_named(checkpoint: Path) -> None:
     for broken in ("{", "[]"):
         (checkpoint / "lineage.json").write_text(broken, encoding="utf-8")
@@ -358,7 +368,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a tokenizer cut": (lambda f: cut(f / "tokenizer.json", 50), r"its tokenizer cannot be opened"),
     "a configuration of a tokenizer cut": (
         lambda f: cut(f / "tokenizer_config.json", 20),
-        r"its tokenizer cannot be opened",
+        r"its tokenizer_config\.json cannot be read",
     ),
 }
 
