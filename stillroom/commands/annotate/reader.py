@@ -13,10 +13,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from compress.data.file_formats import encoding_fault, suffix_of
+from compress.data.file_formats import MOST_ARRAY_BYTES, encoding_fault, suffix_of
 from compress.data.tables import SEPARATORS, TableRow, table_rows
 from serve.errors import BadInput
-from serve.files import MOST_ARRAY_BYTES
 from serve.wording import one_of
 from stillroom.commands.annotate import rows
 from stillroom.commands.annotate.rows import (
@@ -148,13 +147,6 @@ class InputFile:
         """The file and the row at `line`, for messages."""
         return f"{self.name}, {self.unit} {line}"
 
-    def places(self, lines: Sequence[int], count: int) -> str:
-        """The file and `count` rows, of which those at `lines` are listed, for messages."""
-        if count == 1:
-            return self.place(lines[0])
-        rest = f" and {count - len(lines):,} more" if count > len(lines) else ""
-        return f"{self.name}, {self.unit}s {', '.join(map(str, lines))}{rest}"
-
     def prepare(self) -> None:
         """Reads up to the first row, so also the header; once."""
         if self._rows is None:
@@ -186,7 +178,10 @@ class InputFile:
         if self._start.byte:
             lines.go_to(self._start)
         if self.format == "txt":
-            return _plain_rows(lines)
+            return (
+                text_row(line.number, line.read) if line.whole else faulty(line.number, too_long(), line.read)
+                for line in lines
+            )
         return _json_rows(lines, self.columns, NO_ARRAY if self.format == "json" else "")
 
     @contextlib.contextmanager
@@ -381,11 +376,6 @@ def _as_text(lines: Iterable[_Line], name: str, read: list[bytes]) -> Iterator[s
             raise BadInput(f"{name}, line {line.number}: {too_long()}")
         read.append(line.read)
         yield line.read.decode("utf-8", errors="surrogateescape")
-
-
-def _plain_rows(lines: Iterable[_Line]) -> Iterator[InputRow]:
-    for line in lines:
-        yield text_row(line.number, line.read) if line.whole else faulty(line.number, too_long(), line.read)
 
 
 def _json_rows(lines: Iterable[_Line], columns: Columns, hint: str) -> Iterator[InputRow]:
