@@ -14,7 +14,7 @@ from compress.data.columns import columns_of
 from compress.data.examples import Example
 from compress.data.texts import read_texts
 from compress.models.pretrained import open_model
-from compress.runs.further_texts import FurtherTexts, read_further
+from compress.runs.data_checks import FurtherTexts, read_further
 from compress.runs.open_task import open_task
 from compress.runs.resumable_stages import Workdir, check_writable
 from compress.runs.task_inputs import TaskInputs

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.models.shapes import STUDENTS, Shape
-from compress.runs import choice, task_stages
+from compress.runs import task_stages
 from compress.runs.resumable_stages import Workdir
 from compress.runs.soft_labels import make_soft_labels
 from compress.runs.stages import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
@@ -201,7 +201,7 @@ def _document(
         "tokens": limits.tokens,
         "threads": inputs.settings.threads,
         "metric": inputs.metric,
-        "teacher": {"name": inputs.opened.public_name, "validation": choice.teacher_score(inputs, teacher)},
+        "teacher": {"name": inputs.opened.public_name, "validation": task_stages.teacher_score(inputs, teacher)},
         "considered": len(space.shapes()),
         "fitting": len(fitting),
         "trial_steps": limits.trial_steps,

@@ -15,9 +15,16 @@ from torch import Tensor
 
 from compress.data.encoded import Encoded
 from compress.data.examples import Example
-from compress.evaluation.attention_divergence import divergence, mean_divergence
+from compress.evaluation.layer_analysis import (
+    UNLABELLED,
+    Span,
+    choose_spans,
+    cluster_agreement,
+    divergence,
+    mean_divergence,
+    span_vectors,
+)
 from compress.evaluation.metrics import Prediction
-from compress.evaluation.span_clusters import UNLABELLED, Span, choose_spans, cluster_agreement, span_vectors
 from compress.models.attention_reading import Reader, TextRead, read_text, relation_heads
 from compress.tasks import TEXT_CLASSIFICATION
 from stillroom.console import bar

@@ -18,8 +18,7 @@ from compress.data.texts import read_texts
 from compress.input_errors import Faults
 from compress.models.pretrained import Opened, check_labels, head_fault, open_model, save_tokenizer, with_markers
 from compress.models.sentence_pooling import SentencePooling, max_tokens_in, pooling_in, write_pooling
-from compress.runs.data_checks import labels_for, warnings_of
-from compress.runs.further_texts import FurtherTexts, read_further
+from compress.runs.data_checks import FurtherTexts, labels_for, read_further, warnings_of
 from compress.runs.lineage import LINEAGE, base_model_of, read_lineage
 from compress.runs.open_task import usable_length
 from compress.runs.resumable_stages import Workdir

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from compress import distributed
-from compress.runs.agreement import check_same_inputs, contents_of
 from compress.runs.hardware import same_bits
 from compress.runs.resumable_stages import Workdir
+from compress.runs.stages import check_same_inputs
 from compress.runs.understood import understood, understood_lines
 from compress.settings import AUTO
 from export.packing.builder import DOCUMENTED
@@ -107,7 +107,7 @@ def _run(inputs: RunInputs, started: float, machine: MachineFacts) -> dict[str, 
     same_bits(inputs.recipe.threads)
     run = Run(inputs, machine)
     out = Path(os.path.abspath(inputs.recipe.out))
-    check_same_inputs(inputs.recipe, contents_of(inputs))
+    check_same_inputs(inputs.recipe, inputs.contents)
     distributed.join(inputs.recipe.device)
     if distributed.broadcast((out / MANIFEST).is_file()):
         distributed.only_main()

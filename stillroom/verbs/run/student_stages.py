@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from compress.data.batches import TaskText
-from compress.runs import choice, task_stages
+from compress.runs import task_stages
 from compress.runs.lineage import read_lineage
 from compress.runs.method_chain import Link
 from compress.runs.method_stages import method_stages
-from compress.runs.method_trainings import MethodInputs
+from compress.runs.method_trainings import MethodInputs, method_inputs
 from compress.runs.resumable_stages import STATE
-from compress.runs.soft_labels import make_soft_labels, save_answers
+from compress.runs.soft_labels import SoftLabels, chosen_share, make_soft_labels, save_answers
 from compress.runs.stages import Cost, Of, RunStage, texts_fingerprint
-from compress.runs.task_stages import SOFT_WEIGHTS, SoftLabels, trial_steps
+from compress.runs.task_stages import SOFT_WEIGHTS, trial_steps
 from export.graph.vocabulary_trimming import trim_vocabulary
 from serve.bundle.manifest import canonical_json
 from stillroom.console import say
@@ -93,7 +93,7 @@ class StudentStages(TeacherStages):
             RunStage(
                 "student",
                 ("student", Of("distilled"), compared),
-                lambda folder: choice.make_choice(
+                lambda folder: task_stages.make_choice(
                     folder, self.inputs, *(self.folders.get(name) for name in ("teacher", "distilled", "undistilled"))
                 ),
                 "the student that ships, by validation",
@@ -145,15 +145,15 @@ class StudentStages(TeacherStages):
         if self.inputs.chain.method == "labels":
             return False
         undistilled = self.folders.get("undistilled")
-        theirs = choice.teacher_score(self.inputs, self.folders.get("teacher"))
-        return not undistilled or theirs is None or choice.best_on_validation(undistilled) <= theirs
+        theirs = task_stages.teacher_score(self.inputs, self.folders.get("teacher"))
+        return not undistilled or theirs is None or task_stages.best_on_validation(undistilled) <= theirs
 
     @cached_property
     def _given(self) -> MethodInputs | None:
         """What the method's own stages read; None if it has none before training on the task."""
         if self.inputs.begins_on_labels:
             return None
-        return task_stages.method_inputs(self.inputs, self.folders["teacher"], self.plan.distill_tokens)
+        return method_inputs(self.inputs, self.folders["teacher"], self.plan.distill_tokens)
 
     def _method(self) -> tuple[Sequence[Link], MethodInputs]:
         """The method's own trainings with the tokens of the plan, and what they read."""
@@ -250,7 +250,7 @@ class StudentStages(TeacherStages):
         if weight is not None:
             return SoftLabels(self.folders["soft-labels"], weight)
         trials = {weight: self.folders[f"share-{weight:g}"] for weight in SOFT_WEIGHTS}
-        return task_stages.chosen_share(self.folders["soft-labels"], trials)
+        return chosen_share(self.folders["soft-labels"], trials)
 
 
 def _trim(folder: Path, inputs: RunInputs) -> None:

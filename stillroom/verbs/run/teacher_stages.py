@@ -9,13 +9,13 @@ from pathlib import Path
 from compress import distributed
 from compress.data.examples import examples_fingerprint
 from compress.data.teacher_labels import read_teacher_labels
-from compress.labelling.by_model import ask_model
 from compress.labelling.journal import Journal
+from compress.labelling.label import ask_model
 from compress.models.answering import load_answering, on_device
 from compress.models.initialise import is_checkpoint
 from compress.progress import advancing
 from compress.runs import task_stages
-from compress.runs.answered import with_answers
+from compress.runs.answering_teacher import with_answers
 from compress.runs.hardware import device_here
 from compress.runs.stages import Cost, Of, RunStage, folder_fingerprint, texts_fingerprint, trained_with
 from serve.bundle.manifest import canonical_json

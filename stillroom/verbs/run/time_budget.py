@@ -17,10 +17,9 @@ from compress.data.batches import TaskText
 from compress.data.corpus import CorpusText, masking_of
 from compress.data.packing import rows_a_step
 from compress.evaluation.predictions import row_logits
-from compress.labelling.by_model import ask_model
+from compress.labelling.label import ask_model
 from compress.losses.outputs import total
-from compress.methods.catalogue import LABELS, Stage
-from compress.methods.mlm_head import HEAD_STAGE
+from compress.methods.catalogue import HEAD_STAGE, LABELS, Stage
 from compress.methods.objectives import Projections
 from compress.models.answering import load_answering, on_device
 from compress.models.initialise import student_of

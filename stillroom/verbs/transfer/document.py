@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from compress.evaluation.metrics import Metric, mean_over_tasks
-from compress.runs import choice
+from compress.runs import task_stages
 from compress.runs.resumable_stages import Workdir
 from compress.runs.stages import trained_with
 from compress.runs.task_inputs import TaskInputs
@@ -32,7 +32,7 @@ def document_of(given: Transferring, tasks: Tasks, work: Workdir, found: Found, 
         "method": METHOD,
         "sources": [
             _task(name, inputs)
-            | {"left_out": tasks.left_out[name], "teacher_validation": choice.teacher_score(inputs, work.root / f"teacher-{name}")}
+            | {"left_out": tasks.left_out[name], "teacher_validation": task_stages.teacher_score(inputs, work.root / f"teacher-{name}")}
             for name, inputs in tasks.sources.items()
         ],
         "targets": [_task(name, inputs) for name, inputs in tasks.targets.items()],

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from compress.selecting import neighbours
-from compress.selecting.neighbours import Nearest, distinct
+from compress import selecting
+from compress.selecting import Nearest, distinct
 
 
 def unit(rows: int, seed: int) -> np.ndarray:
@@ -17,7 +17,7 @@ def unit(rows: int, seed: int) -> np.ndarray:
 def test_the_nearest_are_those_of_all_products_however_the_bank_is_cut(
     shard: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(neighbours, "BLOCK", 5)
+    monkeypatch.setattr(selecting, "BLOCK", 5)
     queries, bank = unit(12, 0), unit(300, 1)
     nearest = Nearest(queries, 4)
     for first in range(0, len(bank), shard):
@@ -41,7 +41,7 @@ def test_a_bank_with_fewer_texts_than_are_asked_for_is_chosen_whole() -> None:
 
 
 def test_of_near_duplicates_the_first_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbours, "BLOCK", 4)
+    monkeypatch.setattr(selecting, "BLOCK", 4)
     vectors = unit(10, 2)
     vectors[3], vectors[9] = vectors[0], vectors[5]
     none = np.zeros((0, 16), dtype=np.float32)

@@ -6,7 +6,7 @@ from small_task import make_tokenizer
 from tokenizers import Encoding, Tokenizer
 
 from compress.data.examples import Entity, Example
-from compress.evaluation.span_clusters import UNLABELLED, choose_spans, cluster_agreement, span_vectors
+from compress.evaluation.layer_analysis import UNLABELLED, choose_spans, cluster_agreement, span_vectors
 from serve.text.tokenizer import load_tokenizer
 
 TEXTS = [

@@ -1,7 +1,8 @@
-"""How well the vectors of a layer tell kinds of phrases apart: spans are clustered, and the clusters compared with their labels.
+"""How a student's layers differ from its teacher's: the divergence of their attention, and how well they tell kinds of phrases apart.
 
-It is the analysis of MiniLM, section 4.4 and table 10, which follows Jawahar et al. 2019: spans of CoNLL-2000 chunks and
-spans that are no chunk are clustered by k-means, and normalised mutual information says how well clusters and labels agree.
+Divergence is of attentions, their means over heads, and relations. The second is the analysis of MiniLM, section 4.4 and table 10, which
+follows Jawahar et al. 2019: spans of CoNLL-2000 chunks and spans that are no chunk are clustered by k-means, and normalised mutual
+information says how well clusters and labels agree.
 """
 
 import hashlib
@@ -9,7 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from tokenizers import Encoding
+from torch import Tensor
 
 from compress.data.examples import Example
 from serve.text.spans import words
@@ -93,3 +96,30 @@ def cluster_agreement(vectors: np.ndarray, labels: Sequence[str], seed: int) -> 
 
     clusters = KMeans(len(set(labels)), n_init=STARTS, random_state=seed).fit_predict(vectors)
     return float(normalized_mutual_info_score(labels, clusters))
+
+
+def divergence(teacher: Tensor, student: Tensor) -> Tensor:
+    """`KL(teacher || student)` in nats of each head, mean over queries (MiniLM, section 3.1, without its mean over heads): (heads,).
+
+    It is computed in float64. A key to which the student gives nothing, or less than float32 can hold, counts as if it got
+    float32's smallest normal number, so the divergence is never infinite.
+
+    Args:
+        teacher: (heads, queries, keys), each row a distribution over keys. Padding is not part of it.
+        student: of the same shape; it may be another model's attention, mean over heads, or relation.
+    """
+    least = torch.finfo(torch.float32).tiny
+    theirs, ours = teacher.double(), student.double().clamp(min=least)
+    each = torch.where(theirs > 0, theirs * (theirs.clamp(min=least).log() - ours.log()), torch.zeros_like(theirs))
+    return each.sum(dim=-1).mean(dim=-1)
+
+
+def mean_divergence(teacher: Tensor, student: Tensor) -> float:
+    """The divergence of the two attentions after each is averaged over its heads, whose numbers may differ.
+
+    Args:
+        teacher: (heads, queries, keys).
+        student: (its own heads, queries, keys).
+    """
+    theirs, ours = (each.double().mean(dim=0, keepdim=True) for each in (teacher, student))
+    return float(divergence(theirs, ours)[0])

@@ -2,7 +2,7 @@
 
 import json
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,26 +15,28 @@ from compress.data.examples import Example, Splits, check_kind
 from compress.data.label_checks import some
 from compress.data.splits import read_splits
 from compress.data.task import Task
+from compress.evaluation.predictions import row_logits
 from compress.input_errors import Faults
 from compress.models import answering, sentence_encoder
+from compress.models.answering import AnsweringModel
 from compress.models.sentence_encoder import sentence_vectors
 from compress.progress import Advance, Notify, advancing, message, silent
 from compress.runs.hardware import device_here, same_bits
 from compress.runs.resumable_stages import check_writable
-from compress.selecting.certainty import margins
-from compress.selecting.neighbours import Nearest, distinct
 from compress.settings import Selecting
 from compress.tasks import task_named, task_of
 from serve.bundle.cpu import available_cores
 from serve.errors import BadInput
 from serve.files import replacing
 from serve.options import rule_faults
+from serve.text.answers import softmax
 
 if TYPE_CHECKING:
-    from compress.models.answering import AnsweringModel
     from compress.models.sentence_encoder import SentenceEncoder
 
+
 SHARD_TEXTS = 4_096
+BLOCK = 4_096  # vectors whose products with all others are in memory at once
 # Categories of Unicode that tell texts apart; Indic vowels are marks, and emoji and plus signs are symbols.
 TELLING = "LNMS"
 
@@ -61,7 +63,11 @@ def select(settings: Selecting, notify: Notify = silent) -> dict[str, Any]:
     if task and splits:
         for path in settings.bank:
             bank += faults.check(partial(_bank, path, task, columns, pairs=splits.pairs)) or []
-    encoder = faults.check(lambda: _encoder(settings))
+    encoder = faults.check(
+        lambda: sentence_encoder.open_encoder(
+            settings.encoder, revision=settings.encoder_revision, max_length=settings.max_length
+        )
+    )
     faults.messages += rule_faults(settings)
     model = faults.check(lambda: _model(settings, splits))
     faults.check(lambda: _check_out(out))
@@ -103,7 +109,10 @@ def select(settings: Selecting, notify: Notify = silent) -> dict[str, Any]:
     texts = [usable[found[i][0]] for i in kept]
     rows = [_row(usable[place], cosine, splits.train[query]) for place, query, cosine in (found[i] for i in kept)]
     if model:
-        rows = _least_sure(answering.on_device(model, device), texts, rows, settings.uncertain, notify)
+        with advancing(notify, "the model's answers") as shown:
+            sure = margins(answering.on_device(model, device), texts, _counting(shown, len(texts)))
+        order = np.argsort(sure, kind="stable")[: settings.uncertain]
+        rows = [rows[i] | {"margin": round(float(sure[i]), 4)} for i in order.tolist()]
     with replacing(out, alone=True) as beside:
         beside.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     return {
@@ -121,13 +130,7 @@ def _splits(settings: Selecting, task: Task, columns: Columns) -> Splits:
     return splits
 
 
-def _encoder(settings: Selecting) -> "SentenceEncoder":
-    return sentence_encoder.open_encoder(
-        settings.encoder, revision=settings.encoder_revision, max_length=settings.max_length
-    )
-
-
-def _model(settings: Selecting, splits: Splits | None) -> "AnsweringModel | None":
+def _model(settings: Selecting, splits: Splits | None) -> AnsweringModel | None:
     """The model of --with. BadInput if it does not answer what the data asks."""
     if not settings.checkpoint:
         return None
@@ -208,16 +211,6 @@ def _vectors(encoder: "SentenceEncoder", texts: list[Example], what: str, notify
         return sentence_vectors(encoder, texts, _counting(shown, len(texts)))
 
 
-def _least_sure(
-    model: "AnsweringModel", texts: list[Example], rows: list[dict[str, Any]], count: int, notify: Notify
-) -> list[dict[str, Any]]:
-    """The `count` of `rows`, which are of `texts`, on which the model leads by least, that one first."""
-    with advancing(notify, "the model's answers") as shown:
-        found = margins(model, texts, _counting(shown, len(texts)))
-    order = np.argsort(found, kind="stable")[:count]
-    return [rows[i] | {"margin": round(float(found[i]), 4)} for i in order.tolist()]
-
-
 def _counting(shown: Advance, total: int) -> Callable[[int], None]:
     """What adds up texts and reports how many of `total` are done."""
     counts: list[int] = []
@@ -232,3 +225,78 @@ def _counting(shown: Advance, total: int) -> Callable[[int], None]:
 def _row(example: Example, similarity: float, like: Example) -> dict[str, Any]:
     pair = {"text_pair": example.text_pair} if example.text_pair else {}
     return {"text": example.text} | pair | {"similarity": round(similarity, 4), "like": like.text}
+
+
+class Nearest:
+    """The `k` nearest texts of a bank to each of some queries, of all that were added so far."""
+
+    def __init__(self, queries: np.ndarray, k: int) -> None:
+        self.queries = queries
+        self.similarity: np.ndarray = np.full((len(queries), k), -np.inf, dtype=np.float32)
+        """Cosines, (queries, k), in no order."""
+        self.index: np.ndarray = np.zeros((len(queries), k), dtype=np.int64)
+        """The places in the bank; only where the similarity is finite."""
+
+    def add(self, first: int, vectors: np.ndarray) -> None:
+        """The `vectors` of the texts of the bank from place `first` on."""
+        k = self.similarity.shape[1]
+        for start in range(0, len(self.queries), BLOCK):
+            part = slice(start, start + BLOCK)
+            products = self.queries[part] @ vectors.T
+            places = np.broadcast_to(np.arange(first, first + len(vectors)), products.shape)
+            known = np.concatenate([self.similarity[part], products], axis=1)
+            index = np.concatenate([self.index[part], places], axis=1)
+            best = np.argpartition(-known, k - 1, axis=1)[:, :k]
+            self.similarity[part] = np.take_along_axis(known, best, axis=1)
+            self.index[part] = np.take_along_axis(index, best, axis=1)
+
+    def chosen(self) -> list[tuple[int, int, float]]:
+        """Each text that is among the nearest of a query, with the query that it is nearest to and their cosine; the nearest first."""
+        there = np.isfinite(self.similarity)
+        query = np.broadcast_to(np.arange(len(self.queries))[:, None], there.shape)[there]
+        index, cosine = self.index[there], self.similarity[there]
+        order = np.lexsort((query, -cosine, index))
+        index, query, cosine = index[order], query[order], cosine[order]
+        first = np.unique(index, return_index=True)[1]  # of each text the nearest query; ties go to the first
+        best = first[np.lexsort((index[first], -cosine[first]))]
+        return list(zip(index[best].tolist(), query[best].tolist(), cosine[best].tolist(), strict=True))
+
+
+def distinct(vectors: np.ndarray, above: float, known: np.ndarray) -> list[int]:
+    """The places of `vectors`, in order, without those whose cosine is over `above` with one of `known` or an earlier one that is kept."""
+    kept: list[int] = []
+    for start in range(0, len(vectors), BLOCK):
+        block = vectors[start : start + BLOCK]
+        near = np.zeros(len(block), dtype=bool)
+        for begin in range(0, len(known), BLOCK):
+            near |= (block @ known[begin : begin + BLOCK].T > above).any(axis=1)
+        for begin in range(0, len(kept), BLOCK):
+            near |= (block @ vectors[kept[begin : begin + BLOCK]].T > above).any(axis=1)
+        among = block @ block.T > above
+        here: list[int] = []
+        for i in np.flatnonzero(~near).tolist():
+            if not among[i, here].any():
+                here.append(i)
+        kept += [start + i for i in here]
+    return kept
+
+
+def margins(
+    model: AnsweringModel, texts: Sequence[Example], advance: Callable[[int], None] | None = None
+) -> np.ndarray:
+    """How far the likeliest answer leads the second, (texts,), float32, 0 to 1; small where the model wavers.
+
+    Of a class it is the difference of the two largest probabilities (margin sampling: Scheffer and others, 2001). Where any number
+    of labels may apply it is the smallest distance of a label's probability from an even chance, doubled. Of entities it is the
+    mean over the words of a text.
+    """
+    encoded = model.task.encode(texts, model.tokenizer, model.labels)
+    logits = row_logits(model.model, encoded, advance=advance)
+    if model.multi_label:
+        return np.array([np.abs(2 / (1 + np.exp(-rows[0])) - 1).min() for rows in logits], dtype=np.float32)
+    found = []
+    for rows in logits:
+        first_two = np.sort(softmax(rows), axis=1)[:, -2:]
+        # A text without words has nothing to be unsure of.
+        found.append((first_two[:, -1] - first_two[:, 0]).mean() if len(rows) else 1.0)
+    return np.array(found, dtype=np.float32)

@@ -14,7 +14,7 @@ import stillroom as face
 from compress.data.examples import Example
 from compress.models.answering import open_answering
 from compress.models.sentence_encoder import open_encoder, sentence_vectors
-from compress.selecting.certainty import margins
+from compress.selecting import margins
 from compress.tasks import task_of
 from serve.errors import BadInput
 
