@@ -1,10 +1,7 @@
 """One training of a comparison, from its start to its score, in a process of its own; and what all of them share."""
 
 import json
-import re
-import resource
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,6 +27,7 @@ from compress.runs.task_inputs import TaskInputs, scored_rows, unseen
 from compress.settings import FineTunedTeacher, TaskData, TaskSettings
 from compress.training.loop import Diverged
 from compress.training.stage import StageSettings
+from latency.measure.resources import resident_bytes
 from serve.bundle.cpu import available_cores
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
@@ -174,7 +172,7 @@ def _train_row(folder: Path, given: Comparison, inputs: TaskInputs, row: Row, ra
     seconds -= sum(inner.seconds[one.stages[-1].name] for one in tried if one is not best)
     document = {
         "seconds": round(seconds, 1),
-        "peak_memory_bytes": _peak_bytes(),
+        "peak_memory_bytes": memory.peak_bytes if (memory := resident_bytes()) else 0,
         "tokens": _tokens(links, "task", "source"),
         "plain_tokens": _tokens(links, "corpus"),
         "validation": best.validation,
@@ -247,12 +245,3 @@ def _tokens(links: Sequence[Link], *texts: str) -> int:
         for stage, tokens in zip(link.stages, link.tokens, strict=True)
         if stage.text in texts
     )
-
-
-def _peak_bytes() -> int:
-    """The peak memory of this process in bytes."""
-    status = Path("/proc/self/status")
-    if status.is_file():
-        # On Linux the peak of `getrusage` starts at that of the parent process.
-        return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status.read_text())[1])  # type: ignore[index]
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
