@@ -14,7 +14,7 @@ import numpy as np
 from compress.data.corpus import tokenised
 from compress.models.initialise import RANDOM
 from compress.models.packed_inputs import row_tokens_for
-from compress.models.pretrained import load, open_model
+from compress.models.pretrained import open_model
 from compress.runs.hardware import same_bits
 from compress.runs.lineage import read_lineage
 from compress.runs.method_chain import Link, asks_words, check_method_name
@@ -24,6 +24,7 @@ from compress.runs.open_task import open_task
 from compress.runs.resumable_stages import STATE, Workdir
 from compress.runs.stages import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
 from compress.runs.task_inputs import TaskInputs, scored_rows, unseen
+from compress.runs.task_stages import load_stage
 from compress.settings import FineTunedTeacher, TaskData, TaskSettings
 from compress.training.loop import Diverged
 from compress.training.stage import StageSettings
@@ -163,10 +164,10 @@ def _train_row(folder: Path, given: Comparison, inputs: TaskInputs, row: Row, ra
                 raise
             diverged.append(rate)
             continue
-        counted = _counted(inputs, stages[-1], "validation")
+        counted = scored_rows(inputs, load_stage(stages[-1], inputs), "validation")
         tried.append(_Tried(rate, stages, inputs.task.metric.value(counted)))
     best = max(tried, key=lambda one: one.validation)  # the first of equals
-    counted = _counted(inputs, best.stages[-1], "test")
+    counted = scored_rows(inputs, load_stage(best.stages[-1], inputs), "test")
     np.save(folder / "counts.npy", counted, allow_pickle=False)
     seconds = sum(inner.seconds.values()) or time.monotonic() - started
     seconds -= sum(inner.seconds[one.stages[-1].name] for one in tried if one is not best)
@@ -212,11 +213,6 @@ def _method_inputs(given: Comparison, inputs: TaskInputs, row: Row, links: Seque
 def head_name(row: Row) -> str:
     """The folder in OUT/work of the teacher with a head for masked words, fitted on a share of the row's plain text."""
     return f"teacher-head-{row.choice.distill_tokens}"
-
-
-def _counted(inputs: TaskInputs, student: Path, split: str) -> np.ndarray:
-    """See `scored_rows`."""
-    return scored_rows(inputs, load(open_model(str(student)), inputs.task), split)
 
 
 def _told(row: Row, best: _Tried) -> dict[str, Any]:
