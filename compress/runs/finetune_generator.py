@@ -253,7 +253,7 @@ def _train(folder: Path, inputs: _Inputs) -> None:
     schedule = Schedule(inputs.steps, settings.learning_rate)
     with advancing(inputs.notify, stage.name) as shown:
         progress = train_stage(
-            stage, teacher, model, inputs.opened.family, inputs.train, stage_settings(settings, inputs.steps, schedule=schedule),
+            stage, teacher, model, inputs.train, stage_settings(settings, inputs.steps, schedule=schedule),
             folder=folder / TRAINING, validation=lambda _: _validation(model, inputs), report=shown.step,
         )  # fmt: skip
     save_with_lineage(model, inputs.opened, folder, _lineage(inputs, progress))

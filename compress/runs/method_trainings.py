@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from compress.runs.resumable_stages import TRAINING
 from compress.runs.stages import folder_fingerprint, trained_with
 from compress.runs.task_inputs import TaskInputs
 from compress.training.checkpoint import write_safetensors
-from compress.training.stage import StageSettings, train_on_task, train_stage, validating, validation_interval
+from compress.training.stage import StageSettings, train_stage, validating, validation_interval
 from compress.training.teacher_cache import CachedTeacherText, TeacherCache, teacher_cache
 from serve.errors import BadInput
 
@@ -118,7 +117,6 @@ def fit_head(folder: Path, given: MethodInputs) -> None:
                 HEAD_STAGE,
                 None,
                 model,
-                given.opened.family,
                 text,
                 replace(
                     given.settings, steps=_steps(text, tokens), schedule=None, learning_rate=0.0, teacher_shard=False
@@ -136,6 +134,7 @@ def train(folder: Path, given: MethodInputs, link: Link, number: int, before: Pa
     asks = bool(stage.objective.layers) or stage.objective.asks_teacher
     details: dict[str, Any] = {}
     text: CorpusText | TaskText | CachedTeacherText
+    labelled = validation = None
     if stage.text == "corpus":
         text = _corpus(given, stage, tokens)
         details = {"batch": text.batch}
@@ -150,28 +149,26 @@ def train(folder: Path, given: MethodInputs, link: Link, number: int, before: Pa
         if given.teacher_cache and stage.objective.can_be_kept:
             text = CachedTeacherText(text, _cached(given, link, theirs))
             details |= {"teacher_cache": text.cache.about["sha256"]}
-        learn = partial(train_stage, stage, theirs, student, given.opened.family, text, settings)
     else:
-        labelled = given.labelled[stage.text]
-        texts = labelled.train
-        if labelled.unlabelled and not any(term.loss == "labels" for term in stage.objective.outputs):
-            texts += labelled.unlabelled
-        text = TaskText(texts, stage.batch or given.batch, given.settings.seed, labelled.validation.ids)
+        task = given.labelled[stage.text]
+        labelled = texts = task.train
+        if task.unlabelled and not any(term.loss == "labels" for term in stage.objective.outputs):
+            texts += task.unlabelled
+        text = TaskText(texts, stage.batch or given.batch, given.settings.seed, task.validation.ids)
         came_from = link.starts_from if number == 1 else link.stages[number - 2].text
-        student = with_head(before, labelled, given, keeps=came_from == stage.text)
-        theirs = load(open_model(str(labelled.teacher)), labelled.task) if asks else None
+        student = with_head(before, task, given, keeps=came_from == stage.text)
+        theirs = load(open_model(str(task.teacher)), task.task) if asks else None
         # Unlabelled texts add variety, not steps.
-        settings = replace(_settings(given, _steps(replace(text, texts=labelled.train), tokens)), teacher_shard=False)
-        validation = None
+        settings = replace(_settings(given, _steps(replace(text, texts=labelled), tokens)), teacher_shard=False)
         if any(term.of == "classes" for term in stage.objective.outputs):
-            every = validation_interval(settings.steps, -(-len(labelled.train) // given.batch))
-            validation = validating(student, labelled.validation, labelled.gold, every)
-        learn = partial(
-            train_on_task, stage, student, text, labelled.train, settings, teacher=theirs, validation=validation
-        )
+            every = validation_interval(settings.steps, -(-len(labelled) // given.batch))
+            validation = validating(student, task.validation, task.gold, every)
     maps = _maps(stage, theirs, student, before, given.settings.seed)
     with advancing(given.notify, stage.name) as shown:
-        progress = learn(folder=folder / TRAINING, projections=maps, report=shown.step)
+        progress = train_stage(
+            stage, theirs, student, text, settings, folder=folder / TRAINING, labelled=labelled, projections=maps,
+            validation=validation, report=shown.step,
+        )  # fmt: skip
     if maps.state_dict():
         write_safetensors(folder / MAPS, maps.state_dict())
     warnings = loss_warnings(progress.loss, stage.name, given.notify)

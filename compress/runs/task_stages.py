@@ -26,7 +26,7 @@ from compress.runs.soft_labels import TRIAL, SoftLabels, fold_of, read_soft_labe
 from compress.runs.task_inputs import TaskInputs
 from compress.training.checkpoint import Progress
 from compress.training.metrics import METRICS, TENSORBOARD
-from compress.training.stage import train_on_task, validating
+from compress.training.stage import train_stage, validating
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
 
@@ -245,13 +245,14 @@ def on_task(
         counts = np.concatenate([often, np.ones(len(texts) - len(labelled))])
     every = min(steps, validate_every or inputs.validate_every(steps))
     with advancing(inputs.notify, what) as shown:
-        return train_on_task(
+        return train_stage(
             LABELS if soft is None else labels_and_soft_labels(soft_weight, given.temperature),
+            None,
             model,
             TaskText(texts, given.batch, given.seed, inputs.validation.ids, soft, counts),
-            labelled,
             stage_settings(given, steps, learning_rate=learning_rate),
             folder=folder / TRAINING,
+            labelled=labelled,
             validation=validating(model, inputs.validation, inputs.splits.validation, every, patience),
             report=shown.step,
         )

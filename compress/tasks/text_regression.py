@@ -1,7 +1,6 @@
 """Numbers: a text, or a pair of texts, has a number."""
 
-from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -40,11 +39,6 @@ class TextRegression(Task):
     gives = "numbers"
     answer_fields = "label"
 
-    def needed_columns(self, columns: Columns, names: Container[str]) -> list[str]:
-        """One text or two, and the number."""
-        text, *pair = columns.needed_texts()
-        return [text, "label", *pair]
-
     def example_of(self, row: dict[str, Any], columns: Columns) -> Example:
         """A text or a pair, and its number."""
         check_labelled(row, columns, self)
@@ -67,9 +61,6 @@ class TextRegression(Task):
     def labels_in(self, examples: Iterable[Example]) -> tuple[str, ...]:
         """The one label of the models that give numbers."""
         return NUMBER
-
-    def label_counts(self, examples: Iterable[Example]) -> Counter[str]:
-        return Counter()
 
     def check_train(self, splits: Splits) -> None:
         """BadInput with one number throughout."""

@@ -265,9 +265,7 @@ def _step(stage: Stage, teacher: Any, student: Any, text: TaskText | CorpusText,
         for i in range(TIMED_STEPS):
             started = _now(device)
             with computing(device, recipe.precision):
-                loss = total(
-                    step_losses(stage.objective, teacher, student, inputs.opened.family, text.at(i), maps, remap)
-                )
+                loss = total(step_losses(stage.objective, teacher, student, text.at(i), maps, remap))
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)

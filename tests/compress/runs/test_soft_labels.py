@@ -71,11 +71,11 @@ def test_a_fold_teacher_is_not_trained_on_its_fold(
     inputs = opened(tiny_teacher, task_data, tmp_path, folds=3)
     read: list[str] = []
 
-    def seen(_stage: Any, _student: Any, text: Any, *_: Any, **__: Any) -> Any:
+    def seen(_stage: Any, _teacher: Any, _student: Any, text: Any, *_: Any, **__: Any) -> Any:
         read.extend(text.texts.texts)
         return task_stages.Progress()
 
-    monkeypatch.setattr(task_stages, "train_on_task", seen)
+    monkeypatch.setattr(task_stages, "train_stage", seen)
     task_stages.make_fold_teacher(tmp_path, inputs, 2, fold=1)
     folds = soft_labels.fold_of(inputs.splits.train, 3, 0)
     assert sorted(read) == sorted(e.text for e, fold in zip(inputs.splits.train, folds, strict=True) if fold != 1)
