@@ -25,12 +25,11 @@ from compress.data.texts import read_texts
 from compress.losses.outputs import total
 from compress.methods.catalogue import Stage, chain_of
 from compress.methods.objectives import Projections
-from compress.models.embedding_rows import rows_in_use
 from compress.models.initialise import student_of
 from compress.models.precision import computing, weights_in
 from compress.models.pretrained import load_encoder, open_model, open_tokenizer
 from compress.models.shapes import shape_of
-from compress.training.stage import StageSettings, step_losses, train_stage
+from compress.training.stage import StageSettings, rows_in_use, step_losses, train_stage
 from stillroom.verbs.demo import teacher_folder
 
 TURN = 4_000  # tokens

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from compress.data.examples import Example, Splits
     from compress.evaluation.metrics import Answers, Metric, Prediction
     from compress.models.heads import Head
-    from compress.models.number_head import Unit
+    from compress.models.task_heads import Unit
     from serve.bundle.manifest import TaskName
 
 

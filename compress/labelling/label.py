@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from compress.data.answer_rows import answer_in, named_in
-from compress.data.asked_texts import read_asked
+from compress.data.answer_rows import answer_in, named_in, read_asked
 from compress.data.columns import columns_of
 from compress.data.examples import Example, examples_fingerprint
 from compress.data.task import Task

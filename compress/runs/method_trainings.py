@@ -14,11 +14,11 @@ from compress.data.batches import TaskText
 from compress.data.corpus import CorpusFile, CorpusText, Piece, masking_of
 from compress.data.encoded import Encoded, pad_id_of
 from compress.data.examples import Example
-from compress.data.packing import rows_a_step
+from compress.data.sampler import rows_a_step
 from compress.data.task import Task
 from compress.methods.catalogue import HEAD_STAGE, Stage
 from compress.methods.objectives import Projections
-from compress.models import number_head
+from compress.models import task_heads
 from compress.models.activations import Part, sources_of
 from compress.models.families import encoder_of
 from compress.models.initialise import is_checkpoint
@@ -199,7 +199,7 @@ def with_head(before: Path, labelled: Labelled, given: MethodInputs, *, keeps: b
     kept = keeps and own == wanted and opened.multi_label == several
     student = load(opened, labelled.task, None if kept else wanted)
     if not kept:
-        number_head.start_head(student, labelled.train)
+        task_heads.start_head(student, labelled.train)
     if str((opened.config.architectures or [""])[0]).endswith(WITHOUT_POOLER):
         _give_pooler(student, given)
     return student

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from compress.data.columns import Columns, columns_of
 from compress.data.examples import Example, Splits
-from compress.data.out_of_scope import refuse_in_scope, set_apart
 from compress.data.splits import read_splits
 from compress.data.task import Task
 from compress.data.teacher_labels import TeacherLabels, read_teacher_labels
@@ -20,7 +19,7 @@ from compress.models.pretrained import Opened, open_model, open_tokenizer, with_
 from compress.models.shapes import USUAL_STUDENT, Shape, shape_of
 from compress.progress import Notify, silent
 from compress.runs.answering_teacher import answering_teacher, labels_of, with_answers, with_body
-from compress.runs.data_checks import keeps_head, labels_for, warnings_of
+from compress.runs.data_checks import keeps_head, labels_for, refuse_in_scope, set_apart, warnings_of
 from compress.runs.hardware import on_this_machine
 from compress.runs.method_chain import (
     Chain,

@@ -16,8 +16,8 @@ from compress.data.teacher_labels import TeacherLabels
 from compress.evaluation.metrics import Score
 from compress.evaluation.predictions import row_logits
 from compress.models.answering import AnsweringTeacher
+from compress.models.families import row_tokens_for
 from compress.models.initialise import RANDOM, is_checkpoint, layers_fit
-from compress.models.packed_inputs import row_tokens_for
 from compress.models.pretrained import Opened
 from compress.models.shapes import Shape
 from compress.progress import Notify, silent

@@ -13,7 +13,7 @@ from compress.data.batches import TaskText
 from compress.data.sampler import language_counts
 from compress.evaluation.predictions import shared_row_logits
 from compress.methods.catalogue import LABELS, labels_and_soft_labels
-from compress.models import number_head
+from compress.models import task_heads
 from compress.models.initialise import RANDOM, is_checkpoint, open_start, student_of
 from compress.models.pretrained import Opened, load, open_model
 from compress.progress import advancing, message
@@ -45,7 +45,7 @@ def load_stage(folder: Path, inputs: TaskInputs) -> Any:
 def with_new_head(opened: Opened, inputs: TaskInputs) -> Any:
     """The model of `opened` with a new head for the labels of `inputs`."""
     model = load(opened, inputs.task, inputs.labels)
-    number_head.start_head(model, inputs.train)
+    task_heads.start_head(model, inputs.train)
     return model
 
 
@@ -107,7 +107,7 @@ def make_start(folder: Path, inputs: TaskInputs, teacher: Path | None) -> None:
         new_layers=start == RANDOM,
     )
     if origin["head"] == "new":
-        number_head.start_head(student, inputs.train)
+        task_heads.start_head(student, inputs.train)
     if not teacher:
         name = opened.public_name
         origin = {

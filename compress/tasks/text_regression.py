@@ -22,7 +22,7 @@ from serve.text.answers import NUMBER_DIGITS
 from serve.text.labels import NUMBER, REGRESSION
 
 if TYPE_CHECKING:
-    from compress.models.number_head import Unit
+    from compress.models.task_heads import Unit
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class TextRegression(Task):
         )
 
     def unit_of(self, encoded: Encoded) -> "Unit | None":
-        from compress.models.number_head import unit_of
+        from compress.models.task_heads import unit_of
 
         return unit_of(encoded)
 

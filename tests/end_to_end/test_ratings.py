@@ -17,7 +17,7 @@ from compress.data.labelled_files import read_examples
 from compress.data.row_faults import BadRows
 from compress.evaluation.numbers import check_unit
 from compress.evaluation.predictions import row_logits
-from compress.models import number_head
+from compress.models import task_heads
 from compress.models.pretrained import load, open_model
 from compress.runs.open_task import open_task
 from compress.runs.soft_labels import fold_of
@@ -135,20 +135,20 @@ def inputs_tokenizer(checkpoint: Path) -> Any:
     return load_tokenizer(checkpoint, 64)
 
 
-@pytest.mark.parametrize("unit", [number_head.Unit(2000.0, 5.0), number_head.Unit(3e-7, 1e-6)])
+@pytest.mark.parametrize("unit", [task_heads.Unit(2000.0, 5.0), task_heads.Unit(3e-7, 1e-6)])
 def test_a_head_gives_standard_numbers_in_training_and_the_datas_before_and_after(
-    checkpoint: Path, unit: number_head.Unit
+    checkpoint: Path, unit: task_heads.Unit
 ) -> None:
     model = load(open_model(str(checkpoint)), TEXT_REGRESSION, ("score",)).eval()
     ids = torch.tensor([[2, 9, 11, 3]])
     new = model(ids).logits.detach()
     numbers = np.array([unit.mean - unit.deviation, unit.mean + unit.deviation])
-    number_head.start_head(model, cast(Any, SimpleNamespace(task=TEXT_REGRESSION, targets=[numbers])))
+    task_heads.start_head(model, cast(Any, SimpleNamespace(task=TEXT_REGRESSION, targets=[numbers])))
     torch.testing.assert_close(
         model(ids).logits, unit.mean + unit.deviation * new, rtol=1e-6, atol=1e-6 * unit.deviation
     )
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with number_head.standardised(unit, model):
+    with task_heads.standardised(unit, model):
         torch.testing.assert_close(model(ids).logits, new, rtol=1e-4, atol=1e-4)
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, before[name], rtol=1e-6, atol=1e-7 * unit.deviation)

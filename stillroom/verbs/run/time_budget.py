@@ -15,7 +15,7 @@ import torch
 
 from compress.data.batches import TaskText
 from compress.data.corpus import CorpusText, masking_of
-from compress.data.packing import rows_a_step
+from compress.data.sampler import rows_a_step
 from compress.evaluation.predictions import row_logits
 from compress.labelling.label import ask_model
 from compress.losses.outputs import total

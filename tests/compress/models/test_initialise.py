@@ -20,9 +20,8 @@ from compress.models.initialise import (
     student_of,
     truncated,
 )
-from compress.models.layer_maps import spread_layers
 from compress.models.pretrained import load_encoder, open_model, open_tokenizer
-from compress.models.shapes import Shape
+from compress.models.shapes import Shape, spread_layers
 from compress.training.stage import StageSettings, train_stage
 from serve.errors import BadInput
 
