@@ -15,11 +15,9 @@ from compress import distributed
 from compress.data.columns import columns_of
 from compress.data.corpus import masking_of
 from compress.data.encoded import pad_id_of
-from compress.data.examples import GENERATION, GENERATOR
+from compress.data.examples import GENERATION, GENERATOR, Example, Splits
 from compress.data.text_pairs import (
     MaskedTargets,
-    PairSplits,
-    TextPair,
     TokenPair,
     encoded_pairs,
     encoded_sources,
@@ -73,7 +71,7 @@ class _Inputs:
     settings: FineTuning
     opened: Opened
     teacher: Opened | None
-    splits: PairSplits
+    splits: Splits
     tokenizer: Tokenizer
     longest: int  # tokens of source and target together
     target_tokens: int
@@ -266,13 +264,13 @@ def _validation(model: Any, inputs: _Inputs) -> Validation:
 
     def evaluate() -> float:
         said = generated(model, inputs.tokenizer, sources, beams=1, power=0.0, longest=inputs.target_tokens)
-        return float(rouge_f1([pair.target for pair in chosen], said)[:, -1].mean())
+        return float(rouge_f1([pair.text_pair or "" for pair in chosen], said)[:, -1].mean())
 
     every = validation_interval(inputs.steps, inputs.train.sampler.steps_per_epoch)
     return Validation(every, evaluate, inputs.settings.patience or None)
 
 
-def _validated(inputs: _Inputs) -> list[TextPair]:
+def _validated(inputs: _Inputs) -> list[Example]:
     """The pairs of validation that are scored in training, evenly spread over its file."""
     every = -(-len(inputs.splits.validation) // VALIDATED_TEXTS)
     return inputs.splits.validation[::every]
