@@ -99,6 +99,10 @@ def _application(given: Mapping[str, Any]) -> "Application":
         processes=settings.processes or 1,  # a machine with many cores has many replicas
         threads=settings.threads or 1,
     )
+    number: dict[str, Any] = {"num_replicas": scale.replicas}
+    if scale.max_replicas is not None:
+        limits = {"min_replicas": scale.replicas, "max_replicas": scale.max_replicas}
+        number = {"autoscaling_config": limits | {"target_ongoing_requests": scale.target_ongoing_requests}}
     on_gpu = {"num_gpus": 1} if settings.device == "cuda" else {}
     deployment = ray_serve.deployment(
         ray_serve.ingress(app_builder(bundles, settings, digests, needs_keys=KEYS_VARIABLE in os.environ))(Replica),
@@ -107,7 +111,7 @@ def _application(given: Mapping[str, Any]) -> "Application":
         # The processor time of a replica is that of its worker processes, and some of reading requests.
         ray_actor_options={"num_cpus": (settings.processes or 1) * (settings.threads or 1), **on_gpu},
         graceful_shutdown_timeout_s=settings.limits.answer_s + LEAVE_S,
-        **_number(scale),
+        **number,
     )
     return deployment.bind()
 
@@ -124,18 +128,6 @@ def _checked(bundles: list[str], settings: ServeSettings) -> dict[str, str]:
         faults.check(partial(check_names, [bundle.manifest.name for bundle in opened], aliases))
     faults.raise_if_any()
     return {bundle.manifest.name: bundle.manifest.digest for bundle in opened}
-
-
-def _number(scale: RayServing) -> dict[str, Any]:
-    if scale.max_replicas is None:
-        return {"num_replicas": scale.replicas}
-    return {
-        "autoscaling_config": {
-            "min_replicas": scale.replicas,
-            "max_replicas": scale.max_replicas,
-            "target_ongoing_requests": scale.target_ongoing_requests,
-        }
-    }
 
 
 class Replica:

@@ -59,35 +59,32 @@ def push(bundle: Path | str, url: str, **settings: Any) -> dict[str, Any]:
     Raises:
         BadInput: the bundle is damaged, the URL cannot be written, or it holds something else and `replace` is not given.
     """
-    return _push(bundle, url, make(Pushing, settings, verb="push"))
-
-
-def _push(place: Path | str, url: str, settings: Pushing) -> dict[str, Any]:
+    asked = make(Pushing, settings, verb="push")
     scheme = scheme_of(url)
     if scheme not in LIBRARIES and scheme != "hf":
         raise BadInput(
             f"{shown(url)} can only be read; give s3://, gs://, az://, hf:// or file://, or copy the folder to your web server"
         )
-    if settings.public and scheme != "hf":
+    if asked.public and scheme != "hf":
         raise BadInput(f"--public is for hf://; who may read {shown(url)} is set in its store")
-    bundle = open_bundle(local_bundle(place))
-    before, digest = _there(url, settings)
-    uploaded = settings.replace or digest != bundle.manifest.digest
-    if uploaded and digest and not settings.replace:
+    opened = open_bundle(local_bundle(bundle))
+    before, digest = _there(url, asked)
+    uploaded = asked.replace or digest != opened.manifest.digest
+    if uploaded and digest and not asked.replace:
         raise BadInput(
-            f"{shown(url)} holds another bundle ({digest[:12]}, and this one is {bundle.manifest.digest[:12]}); give another URL, "
+            f"{shown(url)} holds another bundle ({digest[:12]}, and this one is {opened.manifest.digest[:12]}); give another URL, "
             "or --replace"
         )
-    sizes = {name: (bundle.path / name).stat().st_size for name in [*bundle.manifest.files, MANIFEST]}
+    sizes = {name: (opened.path / name).stat().st_size for name in [*opened.manifest.files, MANIFEST]}
     if uploaded:
         say(f"uploading {sum(sizes.values()) / 1e6:.1f} MB to {shown(url)}")
         to_store = _to_hub if scheme == "hf" else _to_store
-        to_store(bundle, url, sizes, before, settings)
+        to_store(opened, url, sizes, before, asked)
     return {
-        "bundle": shown(place),
+        "bundle": shown(bundle),
         "url": shown(url),
-        "name": bundle.manifest.name,
-        "digest": bundle.manifest.digest,
+        "name": opened.manifest.name,
+        "digest": opened.manifest.digest,
         "files": len(sizes),
         "bytes": sum(sizes.values()),
         "uploaded": uploaded,

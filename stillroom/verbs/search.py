@@ -74,8 +74,9 @@ def search(**settings: Any) -> dict[str, Any]:
     from stillroom.inputs.folders import check_outside
     from stillroom.inputs.preflight import timed_tokens
     from stillroom.report.search_page import page
-    from stillroom.student_search.search import Limits, make_teacher, search_students
+    from stillroom.student_search.search import make_teacher, search_students
     from stillroom.student_search.space import own_shape
+    from stillroom.student_search.trials import Limits
 
     given = make(Searching, settings, verb="search")
     machine = machine_facts()

@@ -4,7 +4,6 @@ import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,62 +89,58 @@ def tune(
         "benchmark", folder_fingerprint(opened.folder), ready.fingerprint, vars(tuning), seed, given.threads, given.precision,
         trained_with(given.device),
     )  # fmt: skip
-    make = partial(_make, task=task, given=given, opened=opened, ready=ready, tuning=tuning, seed=seed)
+    warnings: list[str] = []
+
+    def hear(event: Event) -> None:
+        """Shows the progress alone, and keeps the warnings, but for that about validation, which stands in for test."""
+        if event.kind != "message":
+            show(event)
+        elif event.text.startswith(WARNING) and "more than one split" not in event.text:
+            warnings.append(event.text.removeprefix(WARNING))
+
+    def make(folder: Path) -> None:
+        length = min(tuning.max_length, opened.max_length)
+        if not (folder / MODEL).is_dir():
+            settings = FineTuning(
+                model=str(opened.folder), task=task.kind.name, data=str(ready.folder), out=str(folder / MODEL), epochs=tuning.epochs,
+                patience=0, learning_rate=tuning.learning_rate, batch=tuning.batch, max_length=length, new_head=True, seed=seed,
+                threads=given.threads, precision=given.precision, device=given.device,
+            )  # fmt: skip
+            fine_tune(settings, hear)
+            (folder / WARNINGS).write_bytes(canonical_json(warnings))
+        model = load(open_model(str(folder / MODEL)), task.kind).to(device_here(given.device))
+        labels = open_model(str(folder / MODEL)).head_for(task.kind) or ()
+        tokenizer = load_tokenizer(folder / MODEL, length)
+
+        def logits_on(file: Path) -> tuple[list[Example], Encoded, list[np.ndarray]]:
+            examples: list[Example] = read_examples(file, task.kind)
+            encoded = task.kind.encode(examples, tokenizer, labels)
+            return examples, encoded, row_logits(model, encoded)
+
+        answer_from = EVEN_SCORE
+        if task.kind.has_contexts:
+            examples, encoded, logits = logits_on(ready.folder / VALIDATION)
+            answer_from = task.kind.with_threshold(encoded, examples, logits).answer_from
+
+        def scores(file: Path) -> Mapping[str, float]:
+            examples, encoded, logits = logits_on(file)
+            gold = [task.kind.gold_of(example) for example in examples]
+            said = task.kind.predictions(replace(encoded, answer_from=answer_from), logits)
+            return {metric: scored(metric, gold, said) for metric in task.metrics}
+
+        found = {suffix: scores(ready.scored_file(suffix)) for suffix in task.scored}
+        decides = scores(ready.folder / VALIDATION) if task.validation else found[next(iter(task.scored))]
+        document = {
+            "validation": decides[task.metrics[0]],
+            "scores": found,
+            "warnings": json.loads((folder / WARNINGS).read_text(encoding="utf-8")),
+        }
+        (folder / SCORE).write_bytes(canonical_json(document))
+        shutil.rmtree(folder / MODEL)
+
     folder = work.stage(f"{task.name}-{tuning.name}-seed-{seed}", decided_by, make)
     found: dict[str, Any] = json.loads((folder / SCORE).read_text(encoding="utf-8"))
     return found
-
-
-def _make(
-    folder: Path, task: SuiteTask, given: Benchmarking, opened: Opened, ready: Prepared, tuning: Tuning, seed: int
-) -> None:
-    length = min(tuning.max_length, opened.max_length)
-    if not (folder / MODEL).is_dir():
-        settings = FineTuning(
-            model=str(opened.folder), task=task.kind.name, data=str(ready.folder), out=str(folder / MODEL), epochs=tuning.epochs,
-            patience=0, learning_rate=tuning.learning_rate, batch=tuning.batch, max_length=length, new_head=True, seed=seed,
-            threads=given.threads, precision=given.precision, device=given.device,
-        )  # fmt: skip
-        said: list[str] = []
-        fine_tune(settings, partial(_hear, said))
-        (folder / WARNINGS).write_bytes(canonical_json(said))
-    model = load(open_model(str(folder / MODEL)), task.kind).to(device_here(given.device))
-    labels = open_model(str(folder / MODEL)).head_for(task.kind) or ()
-    tokenizer = load_tokenizer(folder / MODEL, length)
-
-    def logits_on(file: Path) -> tuple[list[Example], Encoded, list[np.ndarray]]:
-        examples: list[Example] = read_examples(file, task.kind)
-        encoded = task.kind.encode(examples, tokenizer, labels)
-        return examples, encoded, row_logits(model, encoded)
-
-    answer_from = EVEN_SCORE
-    if task.kind.has_contexts:
-        examples, encoded, logits = logits_on(ready.folder / VALIDATION)
-        answer_from = task.kind.with_threshold(encoded, examples, logits).answer_from
-
-    def scores(file: Path) -> Mapping[str, float]:
-        examples, encoded, logits = logits_on(file)
-        gold = [task.kind.gold_of(example) for example in examples]
-        said = task.kind.predictions(replace(encoded, answer_from=answer_from), logits)
-        return {metric: scored(metric, gold, said) for metric in task.metrics}
-
-    found = {suffix: scores(ready.scored_file(suffix)) for suffix in task.scored}
-    decides = scores(ready.folder / VALIDATION) if task.validation else found[next(iter(task.scored))]
-    document = {
-        "validation": decides[task.metrics[0]],
-        "scores": found,
-        "warnings": json.loads((folder / WARNINGS).read_text(encoding="utf-8")),
-    }
-    (folder / SCORE).write_bytes(canonical_json(document))
-    shutil.rmtree(folder / MODEL)
-
-
-def _hear(warnings: list[str], event: Event) -> None:
-    """Shows the progress alone, and keeps the warnings, but for that about validation, which stands in for test."""
-    if event.kind != "message":
-        show(event)
-    elif event.text.startswith(WARNING) and "more than one split" not in event.text:
-        warnings.append(event.text.removeprefix(WARNING))
 
 
 def scored(metric: str, gold: Sequence[Prediction], predicted: Sequence[Prediction]) -> float:

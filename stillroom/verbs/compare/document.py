@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from compress.evaluation.metrics import Metric, Score
+from compress.evaluation.metrics import Metric
 from compress.runs import task_stages
 from compress.runs.resumable_stages import Workdir
 from compress.runs.stages import fingerprint, trained_with
@@ -48,7 +48,9 @@ def document_of(
             _row(inputs.task.metric, mine, [scored[row] for row in mine], control, [documents[row] for row in mine])
         )
     model = task_stages.load_stage(work.root / "teacher", inputs)
-    reached, on_validation = (_score(model, inputs, split) for split in ("test", "validation"))
+    reached, on_validation = (
+        inputs.task.metric.interval_of(scored_rows(inputs, model, split)) for split in ("test", "validation")
+    )
     return {
         "metric": inputs.metric,
         "teacher": asdict(reached) | {"steps": teacher["best_step"], "validation": asdict(on_validation)},
@@ -124,11 +126,6 @@ def _best(found: Sequence[dict[str, Any]], rows: Sequence[Row], documents: dict[
         "seed": row.seed,
         "checkpoint": f"work/{row.name}/{STUDENT}",
     }
-
-
-def _score(model: Any, inputs: TaskInputs, split: str) -> Score:
-    """The metric of `model` on a split."""
-    return inputs.task.metric.interval_of(scored_rows(inputs, model, split))
 
 
 def _settings(given: Comparison) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Where several rates are given, seed 0 of a row goes first: its scores on validat
 import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from compress.runs.task_inputs import TaskInputs
 from serve.errors import BadInput
 from stillroom.console import bar, say
 from stillroom.verbs.compare import Comparison
-from stillroom.verbs.compare.rows import Row, links_of, rates_of, reads_source, row_fingerprint, rows_of
+from stillroom.verbs.compare.rows import Row, links_of, rates_of, reads_source, rows_of
 from stillroom.verbs.compare.training import (
     head_name,
     make_row,
@@ -81,8 +81,10 @@ def open_queue(given: Comparison, inputs_of: dict[str, TaskInputs], work: Workdi
         work.stage(name, f"{of_text}-{tokens}", partial(fit_head, given=plain))
 
     def fingerprint_of(row: Row, rates: tuple[float, ...]) -> str:
-        text = of_text if row.choice.distill_tokens else ""
-        return row_fingerprint(of_teacher, text, of_source if reads_source(links[row]) else "", row, links[row], rates)
+        """Of all that decides the student of `row`."""
+        read = (of_teacher, of_text if row.choice.distill_tokens else "", of_source if reads_source(links[row]) else "")
+        described = [asdict(link) for link in links[row]]
+        return fingerprint("row", *read, row.method, row.choice.start, row.seed, described, list(rates))
 
     return Queue(work, rows, {row: rates_of(given, links[row]) for row in rows}, fingerprint_of)
 

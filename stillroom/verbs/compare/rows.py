@@ -4,7 +4,7 @@ A comparison varies the start, the teacher's layer and the tokens of plain text 
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -12,7 +12,6 @@ from compress.input_errors import Faults
 from compress.methods.catalogue import LABELS
 from compress.models.initialise import layers_fit
 from compress.runs.method_chain import USED_BY, Chain, Link, check_whole_batches, method_chain, teacher_pooling
-from compress.runs.stages import fingerprint
 from compress.runs.task_inputs import TaskInputs, refuse_classes
 from compress.tasks import task_named
 from serve.errors import BadInput
@@ -205,11 +204,3 @@ def at_rate(links: Sequence[Link], rate: float) -> list[Link]:
     *stages, end = last.stages
     ending = replace(end, name=f"{end.name}-{rate}", learning_rate=rate)
     return [*before, replace(last, stages=(*stages, ending))]
-
-
-def row_fingerprint(
-    teacher: str, text: str, source: str, row: Row, links: Sequence[Link], rates: Sequence[float]
-) -> str:
-    """All that decides the student of `row`; the first three are fingerprints of what it reads, or empty."""
-    described = [asdict(link) for link in links]
-    return fingerprint("row", teacher, text, source, row.method, row.choice.start, row.seed, described, list(rates))

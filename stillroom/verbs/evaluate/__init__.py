@@ -71,9 +71,14 @@ def evaluate(model: str, data: Path | str, **settings: Any) -> dict[str, Any]:
     Raises:
         BadInput: the model, the data or a setting cannot be used.
     """
-    from stillroom.verbs.evaluate.generator import generates, generation_document, refuse_for_others
     from stillroom.verbs.evaluate.labelled import labelled_document
-    from stillroom.verbs.evaluate.vectors import gives_vectors, vector_document
+    from stillroom.verbs.evaluate.unlabelled import (
+        generates,
+        generation_document,
+        gives_vectors,
+        refuse_for_others,
+        vector_document,
+    )
 
     given = make(Evaluation, settings | {"data": data}, verb="evaluate")
     folder = str(local_bundle(model)) if is_url(model) else model

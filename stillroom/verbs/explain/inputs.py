@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,23 +82,19 @@ def open_inputs(teacher: str, student: str, given: Explaining) -> Inputs:
 
 
 def _examples(path: Path, task: Task | None, columns: Columns, notes: list[str]) -> tuple[list[Example], bool]:
-    """The texts of the file, and whether its rows have entities or tags. `notes` gets what was left out."""
-    if _has_spans(path, columns):
-        return read_examples(path, TOKEN_CLASSIFICATION, columns, notes), True
-    return read_asked(path, task or TEXT_CLASSIFICATION, columns, "--data"), False
-
-
-def _has_spans(path: Path, columns: Columns) -> bool:
-    """Whether the first row of the file has entities or tags."""
+    """The texts of the file, and whether its first row has entities or tags. `notes` gets what was left out."""
     check_there(path)
     suffix = suffix_of(path)
-    if suffix not in SUFFIXES:
-        return suffix == ".txt" and looks_like_columns(path)
-    try:
-        _, row = next(rows_in(path, suffix, columns, TOKEN_CLASSIFICATION, []), (0, None))
-    except UnreadableFrom:
-        return False  # the reader of texts tells where
-    return isinstance(row, dict) and (columns.entities in row or bool(columns.tags_in(row) and columns.tokens in row))
+    has_spans = suffix == ".txt" and looks_like_columns(path)
+    if suffix in SUFFIXES:
+        row = None
+        with suppress(UnreadableFrom):  # the reader of texts tells where
+            _, row = next(rows_in(path, suffix, columns, TOKEN_CLASSIFICATION, []), (0, None))
+        tags = isinstance(row, dict) and columns.tags_in(row) and columns.tokens in row
+        has_spans = isinstance(row, dict) and (columns.entities in row or bool(tags))
+    if has_spans:
+        return read_examples(path, TOKEN_CLASSIFICATION, columns, notes), True
+    return read_asked(path, task or TEXT_CLASSIFICATION, columns, "--data"), False
 
 
 def _pairs(asked: Sequence[str], teacher: Opened, student: Opened) -> list[LayerPair]:

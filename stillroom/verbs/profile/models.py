@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 from compress.models.configurations import check_stated, position_limit
 from compress.models.sentence_pooling import MODULES, max_tokens_in
@@ -35,6 +36,7 @@ UNNAMED = {"0": "LABEL_0", "1": "LABEL_1"}  # the default labels of transformers
 
 Notify = Callable[[str], None]
 Way = tuple[Device, Runtime]
+INT8_IS_SLOW: Way = ("cuda", "onnxruntime")  # which has no fast kernels for it on a GPU
 
 
 @dataclass(frozen=True)
@@ -67,14 +69,25 @@ class Ways:
             if runtime.startswith("torch") and (device == "cuda" or runtime not in ON_CUDA_ALONE)
         ]
 
-    def of_graph(self, runtimes: Sequence[Runtime]) -> list[Way]:
-        """The devices and runtimes for a graph, out of `runtimes`."""
-        return [
+    def of_graph(self, runtimes: Sequence[Runtime], left_out: Notify) -> list[Way]:
+        """The devices and runtimes for a graph, out of `runtimes`, that this machine has; `left_out` gets what the others lack."""
+        every = [
             (device, runtime)
             for device in self.devices
             for runtime in runtimes
-            if (device == "cuda" or runtime not in ON_CUDA_ALONE) and (device == "cpu" or runtime not in ON_CPU_ALONE)
+            if not runtime.startswith("torch")
+            and (device == "cuda" or runtime not in ON_CUDA_ALONE)
+            and (device == "cpu" or runtime not in ON_CPU_ALONE)
         ]
+        return _here(every, left_out)
+
+
+class _Model(NamedTuple):
+    """A model of the command line, how it reads texts (None: it does not), and its longest text in tokens, if that is known."""
+
+    path: Path
+    reads: Reads | None
+    max_length: int | None
 
 
 def candidates_of(
@@ -137,10 +150,11 @@ def _of_bundle(folder: Path, ways: Ways, left_out: Notify) -> list[Candidate]:
     bundle = open_bundle(folder)
     manifest = bundle.manifest
     reads = Reads(bundle.path, manifest.task, tuple(manifest.labels), manifest.multi_label)
+    model = _Model(folder, reads, manifest.max_length)
     found: list[Candidate] = []
     if ways.runtimes and ways.in_torch():
         if all((folder / file).is_file() for file in ("config.json", "model.safetensors")):
-            found += _in_torch(folder, reads, manifest.max_length, ways, left_out)
+            found += _in_torch(model, ways, left_out)
         else:
             left_out(f"{folder} has no model.safetensors for torch; give the checkpoint's own folder")
     for name, variant in manifest.variants.items():
@@ -148,10 +162,7 @@ def _of_bundle(folder: Path, ways: Ways, left_out: Notify) -> list[Candidate]:
         runtimes = ways.runtimes or (pinned,)
         if "weight-only" in variant.scheme:  # only onnxruntime has its operators
             runtimes = tuple(each for each in runtimes if each == "onnxruntime")
-        graph_ways = _here(ways.of_graph(_of_graphs(runtimes)), left_out)
-        found += _graph(
-            folder, name, bundle.onnx_file(name), graph_ways, ways.threads, reads, manifest.max_length, left_out
-        )
+        found += _graph(model, name, bundle.onnx_file(name), ways.of_graph(runtimes, left_out), ways.threads, left_out)
     if folder.name == manifest.digest:  # the cache of URLs names its folders so
         found = [replace(each, name=each.name.replace(manifest.digest, manifest.name, 1)) for each in found]
     return found
@@ -162,27 +173,50 @@ def _of_file(file: Path, ways: Ways, left_out: Notify) -> list[Candidate]:
     name = file.stem.lower()
     precision = "int8" if "int8" in name or "quantized" in name else "fp16" if "fp16" in name else "fp32"
     beside = next((place for place in (file.parent, file.parent.parent) if (place / "config.json").is_file()), None)
-    reads, length = _reads(beside) if beside else (None, None)
-    graph_ways = _here(ways.of_graph(_of_graphs(ways.runtimes or ("onnxruntime",))), left_out)
-    return _graph(file, precision, file, graph_ways, ways.threads, reads, length, left_out)
+    model = _Model(file, *(_reads(beside) if beside else (None, None)))
+    here = ways.of_graph(ways.runtimes or ("onnxruntime",), left_out)
+    return _graph(model, precision, file, here, ways.threads, left_out)
 
 
 def _of_checkpoint(
     folder: Path, ways: Ways, work: Path, calibration: Sequence[str], say: Notify, left_out: Notify
 ) -> list[Candidate]:
     reads, length = _reads(folder)
-    found = _in_torch(folder, reads, length, ways, left_out)
-    graph_ways = _here(ways.of_graph(_of_graphs(ways.runtimes or ("onnxruntime",))), left_out)
-    if graph_ways and reads:
-        int8 = any(map(_runs_int8, graph_ways))
+    model = _Model(folder, reads, length)
+    found = _in_torch(model, ways, left_out)
+    here = ways.of_graph(ways.runtimes or ("onnxruntime",), left_out)
+    if here and reads:
+        int8 = any(way != INT8_IS_SLOW for way in here)
         files = _exported(folder, length, work, calibration, ways.threads, say, int8=int8)
         for precision, file in files.items():
-            found += _graph(folder, precision, file, graph_ways, ways.threads, reads, length, left_out)
+            found += _graph(model, precision, file, here, ways.threads, left_out)
     return found
 
 
-def _of_graphs(runtimes: Sequence[Runtime]) -> list[Runtime]:
-    return [runtime for runtime in runtimes if not runtime.startswith("torch")]
+def _in_torch(model: _Model, ways: Ways, left_out: Notify) -> list[Candidate]:
+    return [
+        _candidate(model, way, precision, model.path, ways.threads)
+        for way in _here(ways.in_torch(), left_out)
+        for precision in ways.precisions_on(way[0])
+    ]
+
+
+def _graph(
+    model: _Model, precision: str, file: Path, ways: Sequence[Way], threads: int, left_out: Notify
+) -> list[Candidate]:
+    if precision == "int8" and INT8_IS_SLOW in ways:
+        left_out(
+            "int8 in onnxruntime on cuda: it has no fast kernels for it there; time fp16, or int8 with --device cpu"
+        )
+        ways = [way for way in ways if way != INT8_IS_SLOW]
+    return [_candidate(model, way, precision, file, threads) for way in ways]
+
+
+def _candidate(model: _Model, way: Way, precision: str, file: Path, threads: int) -> Candidate:
+    device, runtime = way
+    name = f"{model.path.name or model.path.resolve().name} {LABELS[runtime]} {precision}"
+    on_device = f"{name} cuda" if device == "cuda" else name
+    return Candidate(on_device, runtime, precision, file, threads, device, model.max_length, model.reads)
 
 
 def _here(asked: Sequence[Way], left_out: Notify) -> list[Way]:
@@ -194,47 +228,6 @@ def _here(asked: Sequence[Way], left_out: Notify) -> list[Way]:
         else:
             found.append((device, runtime))
     return found
-
-
-def _in_torch(folder: Path, reads: Reads | None, length: int | None, ways: Ways, left_out: Notify) -> list[Candidate]:
-    return [
-        Candidate(
-            _name(folder, runtime, precision, device), runtime, precision, folder, ways.threads, device, length, reads
-        )
-        for device, runtime in _here(ways.in_torch(), left_out)
-        for precision in ways.precisions_on(device)
-    ]
-
-
-def _runs_int8(way: Way) -> bool:
-    """Whether int8 is worth timing there: onnxruntime has no fast kernels for it on a GPU."""
-    return way != ("cuda", "onnxruntime")
-
-
-def _graph(
-    model: Path,
-    precision: str,
-    file: Path,
-    ways: Sequence[Way],
-    threads: int,
-    reads: Reads | None,
-    length: int | None,
-    left_out: Notify,
-) -> list[Candidate]:
-    if precision == "int8" and not all(map(_runs_int8, ways)):
-        left_out(
-            "int8 in onnxruntime on cuda: it has no fast kernels for it there; time fp16, or int8 with --device cpu"
-        )
-        ways = list(filter(_runs_int8, ways))
-    return [
-        Candidate(_name(model, runtime, precision, device), runtime, precision, file, threads, device, length, reads)
-        for device, runtime in ways
-    ]
-
-
-def _name(model: Path, runtime: Runtime, precision: str, device: Device) -> str:
-    named = model.name or model.resolve().name
-    return f"{named} {LABELS[runtime]} {precision}" + (" cuda" if device == "cuda" else "")
 
 
 def _reads(folder: Path) -> tuple[Reads | None, int]:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,12 @@ def regressions(document: ProfileDocument) -> list[RegressionRow]:
     before = [model for model in models if model["name"].endswith(BEFORE)]
     now = [model for model in models if model not in before]
     matches: dict[str, ModelRow] = {}
-    for alike in (_named_alike, _of_a_kind):
+    of_a_kind = ("runtime", "precision", "device")
+    ways: tuple[Callable[[ModelRow, ModelRow], bool], ...] = (
+        lambda old, new: old["name"] == new["name"] + BEFORE,
+        lambda old, new: all(old[key] == new[key] for key in of_a_kind),  # type: ignore[literal-required]
+    )
+    for alike in ways:
         for model in now:
             match = next((old for old in before if alike(old, model)), None)
             if match and model["name"] not in matches:
@@ -101,14 +106,6 @@ def regressions(document: ProfileDocument) -> list[RegressionRow]:
     return [
         row for model in now if model["name"] in matches for row in _compared(document, matches[model["name"]], model)
     ]
-
-
-def _named_alike(old: ModelRow, new: ModelRow) -> bool:
-    return old["name"] == new["name"] + BEFORE
-
-
-def _of_a_kind(old: ModelRow, new: ModelRow) -> bool:
-    return all(old[key] == new[key] for key in ("runtime", "precision", "device"))
 
 
 def _compared(document: ProfileDocument, old: ModelRow, new: ModelRow) -> list[RegressionRow]:

@@ -30,8 +30,6 @@ from stillroom.inputs.preflight import RunInputs, prepare, timed_tokens, work_of
 from stillroom.inputs.recipe import Recipe, read_recipe
 from stillroom.report.pages import page_or
 from stillroom.settings import MOST_TRIALS, SOFT_WEIGHT, TRIAL_STEPS
-from stillroom.student_search.search import Limits, search_students
-from stillroom.student_search.space import own_shape
 from stillroom.verbs.run.report import MODELS, REPORT, read_json, speedup, write_bundle
 from stillroom.verbs.run.stages import BudgetMissed, Run
 from stillroom.verbs.run.time_budget import Plan, timed_plan
@@ -54,7 +52,13 @@ def run(recipe: Recipe) -> dict[str, Any]:
         return _run(prepare(recipe), started, machine)
     out = Path(os.path.abspath(recipe.out))
     if (out / MANIFEST).is_file():
-        return _run(prepare(replace(recipe, student=student_of_bundle(out)), auto=True), started, machine)
+        try:
+            student = str(read_recipe(out / "recipe.toml")["student"])
+        except (BadInput, KeyError):
+            raise BadInput(
+                f"--out {out} holds a bundle that `run` did not make. Remove it, or give another folder."
+            ) from None
+        return _run(prepare(replace(recipe, student=student), auto=True), started, machine)
     students, found = _found(recipe, machine)
     missed: list[dict[str, Any]] = []
     for student in students:
@@ -69,7 +73,11 @@ def run(recipe: Recipe) -> dict[str, Any]:
             return _run(inputs, started, machine)
         except BudgetMissed as fault:
             say(fault.message)
-            keep_missed(inputs.workdir.root, student, fault.measured_ms, decided_by)
+            kept = inputs.workdir.root / SEARCH / MISSED
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            late = {student: {"measured_ms": fault.measured_ms, "fingerprint": decided_by}}
+            with replacing(kept) as beside:
+                beside.write_bytes(canonical_json(missed_before(inputs.workdir.root) | late))
             missed.append({"student": student, "measured_ms": fault.measured_ms})
     each = ", ".join(f"{one['student']} {one['measured_ms']:.3g} ms" for one in missed)
     raise BudgetMissed(
@@ -81,6 +89,8 @@ def run(recipe: Recipe) -> dict[str, Any]:
 
 def _found(recipe: Recipe, machine: MachineFacts) -> tuple[list[str], dict[str, Any]]:
     """The students for --student auto, see `found_students`; the teacher is the one that the run will use."""
+    from stillroom.student_search.space import own_shape
+
     inputs = prepare(replace(recipe, student=own_shape(recipe.teacher, recipe.revision)))
     same_bits(inputs.recipe.threads)
     if inputs.gives_answers_alone:
@@ -107,7 +117,9 @@ def _run(inputs: RunInputs, started: float, machine: MachineFacts) -> dict[str, 
         run.make()
         assert run.model_report
         clear_leftovers(out)
-        minutes = _minutes(run.inputs, started)
+        searched_s = sum(row["seconds"] for row in run.inputs.found["trials"]) if run.inputs.found else 0.0
+        worked_s = sum(run.inputs.workdir.seconds.values()) + searched_s  # earlier calls included
+        minutes = round(max(worked_s, time.monotonic() - started) / 60, 2)
         write_bundle(out, run.inputs, run.folders, run.report, run.model_report, minutes)
     return _result(out)
 
@@ -144,12 +156,6 @@ def _say_understood(inputs: RunInputs) -> dict[str, Any]:
     for warning in inputs.warnings:
         say(f"warning: {warning}")
     return told
-
-
-def _minutes(inputs: RunInputs, started: float) -> float:
-    """Minutes of work on the bundle, earlier calls included."""
-    searched_s = sum(row["seconds"] for row in inputs.found["trials"]) if inputs.found else 0.0
-    return round(max(sum(inputs.workdir.seconds.values()) + searched_s, time.monotonic() - started) / 60, 2)
 
 
 def _already_there(out: Path, run_fingerprint: str) -> dict[str, Any]:
@@ -227,6 +233,9 @@ def found_students(
     Raises:
         BadInput: no student meets the budget.
     """
+    from stillroom.student_search.search import search_students
+    from stillroom.student_search.trials import Limits
+
     recipe = inputs.recipe
     assert recipe.budget_ms
     limits = Limits(
@@ -248,20 +257,6 @@ def found_students(
     return students, found
 
 
-def student_of_bundle(out: Path) -> str:
-    """The student of the bundle in `out`.
-
-    Raises:
-        BadInput: it was not made by `run`.
-    """
-    try:
-        return str(read_recipe(out / "recipe.toml")["student"])
-    except (BadInput, KeyError):
-        raise BadInput(
-            f"--out {out} holds a bundle that `run` did not make. Remove it, or give another folder."
-        ) from None
-
-
 def missed_before(work: Path) -> dict[str, dict[str, Any]]:
     """By student: the time and the fingerprint of those that missed the budget in earlier calls of a run with the stages `work`."""
     try:
@@ -269,11 +264,3 @@ def missed_before(work: Path) -> dict[str, dict[str, Any]]:
     except (OSError, ValueError):
         return {}
     return found
-
-
-def keep_missed(work: Path, student: str, measured_ms: float, decided_by: str) -> None:
-    """Keeps that a student missed the budget; `decided_by` is the fingerprint of its timing."""
-    (work / SEARCH).mkdir(parents=True, exist_ok=True)
-    found = missed_before(work) | {student: {"measured_ms": measured_ms, "fingerprint": decided_by}}
-    with replacing(work / SEARCH / MISSED) as beside:
-        beside.write_bytes(canonical_json(found))

@@ -23,6 +23,8 @@ from stillroom.report.run_page import Report, report_files
 
 REPORT = "report.html"
 INT8 = "student ORT int8"  # the timed candidate that ships
+# The timed candidates, by the names that the summary uses.
+TIMED_AS = {"teacher": "teacher torch fp32", "student": "student torch fp32", "fp32": "student ORT fp32", "int8": INT8}
 TRAINED = ("teacher", "undistilled", "student")
 DISTIL = "distil-"  # what the folders of a method's stages begin with
 MODELS = (*TRAINED, "fp32", "int8")
@@ -110,10 +112,14 @@ def report_of(
         document["found"] = inputs.found
     if latency is not None:
         document["latency"] = latency
-        times = latency_by_model(latency)
-        for row in document["summary"]:
-            row["latency_ms"] = times.get(row["name"])
         shortest = min(row["tokens"] for row in latency["candidates"])
+        times = {
+            row["name"]: row["p50_ms"]
+            for row in latency["candidates"]
+            if row["batch"] == 1 and row["tokens"] == shortest
+        }
+        for row in document["summary"]:
+            row["latency_ms"] = times.get(TIMED_AS.get(row["name"], ""))
         document["summary_note"] = (
             f"Latency is the median (p50) at batch 1 and {shortest} tokens: {'' if inputs.answers else 'teacher and '}student in torch, "
             "fp32 and int8 in onnxruntime."
@@ -225,22 +231,6 @@ def speedup(document: ProfileDocument) -> RatioRow:
     return min(rows, key=lambda row: row["tokens"])
 
 
-def latency_by_model(latency: ProfileDocument) -> dict[str, float]:
-    """p50 at batch 1 and the shortest length, by the names that the summary uses."""
-    names = {
-        "teacher torch fp32": "teacher",
-        "student torch fp32": "student",
-        "student ORT fp32": "fp32",
-        INT8: "int8",
-    }
-    shortest = min(row["tokens"] for row in latency["candidates"])
-    return {
-        names[row["name"]]: row["p50_ms"]
-        for row in latency["candidates"]
-        if row["name"] in names and row["batch"] == 1 and row["tokens"] == shortest
-    }
-
-
 def write_bundle(
     out: Path,
     inputs: RunInputs,
@@ -253,18 +243,12 @@ def write_bundle(
 
     The `full` report with texts of the data stays in the work folder. The bundle, which may be passed on, has it without them.
     """
-    report = shareable(full, f"{inputs.workdir.root.name}/{REPORT}")
+    report = cast(Report, {key: value for key, value in full.items() if key != "disagreements"})
+    if "disagreeing" in full:
+        report["disagreeing"] = {**full["disagreeing"], "shown_in": f"{inputs.workdir.root.name}/{REPORT}"}
     # Without the folders above the bundle, so that its bytes do not depend on where it is written.
     recipe = {"recipe.toml": write_recipe(replace(as_given(inputs.recipe, inputs.answering), out=out.name)).encode()}
     model_report.pack(out, folders["student"], report_files(report, minutes=minutes) | recipe)
-
-
-def shareable(report: Report, shown_in: str) -> Report:
-    """`report` without texts of the data, for a bundle. It has the number of disagreements, and `shown_in`, the page with them."""
-    kept: dict[str, Any] = {key: value for key, value in report.items() if key != "disagreements"}
-    if "disagreeing" in report:
-        kept["disagreeing"] = {**report["disagreeing"], "shown_in": shown_in}
-    return cast(Report, kept)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from compress.data.examples import examples_fingerprint
 from compress.runs.lineage import read_lineage
 from compress.runs.stages import Cost, Of, RunStage, fingerprints_of, run_stages
 from export.graph.exporter import export_graph
-from export.packing.builder import ModelReport, Scores
+from export.packing.builder import ModelReport
 from export.packing.variants import Split, make_variants
 from export.settings import VariantSettings
 from latency.candidates.candidate import Candidate
@@ -122,10 +122,39 @@ class Run(StudentStages):
             )
 
     def _time(self, folder: Path) -> None:
+        """Times student and teacher, if that is a model, in torch and onnxruntime, in turns on real text of this task."""
         assert self.model_report
-        assert self.machine
-        test = self.model_report.scores["test"]
-        make_latency(folder, self.inputs, self.folders, test, self.machine)
+        assert self.machine  # measured before any work, which would count as load
+        inputs, folders, test = self.inputs, self.folders, self.model_report.scores["test"]
+        threads = inputs.recipe.threads
+        exported = folders["export"]
+        candidates = []
+        if "teacher" in folders:
+            candidates += [
+                Candidate("teacher torch fp32", "torch", "fp32", folders["teacher"], threads),
+                Candidate("teacher ORT fp32", "onnxruntime", "fp32", exported / "teacher.onnx", threads),
+            ]
+        candidates += [
+            Candidate("student torch fp32", "torch", "fp32", folders["student"], threads),
+            Candidate("student ORT fp32", "onnxruntime", "fp32", exported / ONNX_NAMES["fp32"], threads),
+            Candidate(INT8, "onnxruntime", "int8", exported / ONNX_NAMES["int8"], threads),
+        ]
+        keys = [*["teacher"] * (len(candidates) - 3), "student", "fp32", "int8"]
+        metrics = {candidate.name: test[key]["value"] for candidate, key in zip(candidates, keys, strict=True)}
+        lengths = [length for length in LENGTHS if length <= inputs.max_length] or [inputs.max_length]
+        if inputs.recipe.budget_ms:
+            lengths = sorted({*lengths, timed_tokens(inputs, inputs.recipe.tokens)})
+        with bar("latency") as shown:
+            document = time_grid(
+                candidates,
+                [example.text_alone for example in inputs.splits.test],
+                inputs.read_by(folders["student"]).tokenizer,  # whose ids the others have too
+                Plan(BATCHES, tuple(lengths), inputs.recipe.latency_seconds),
+                metrics=metrics,
+                seed=inputs.recipe.seed,
+                progress=shown,
+            )
+        (folder / "latency.json").write_bytes(canonical_json({**document, "machine": self.machine}))
 
     def _check_budget(self, folder: Path) -> None:
         """BudgetMissed, after the report is written, where the student is too slow."""
@@ -172,44 +201,6 @@ def make_export(folder: Path, inputs: RunInputs, student: Path, teacher: Path | 
     )
     variants.wanted = replace(variants.wanted, gate=inputs.recipe.gate)
     variants.write()
-
-
-def make_latency(
-    folder: Path, inputs: RunInputs, folders: dict[str, Path], test: Scores, machine: MachineFacts
-) -> None:
-    """Times student and teacher, if that is a model, in torch and onnxruntime, in turns on real text of this task.
-
-    `test` are their scores on test. `machine` was measured before any work, which would count as load.
-    """
-    threads = inputs.recipe.threads
-    exported = folders["export"]
-    candidates = []
-    if "teacher" in folders:
-        candidates += [
-            Candidate("teacher torch fp32", "torch", "fp32", folders["teacher"], threads),
-            Candidate("teacher ORT fp32", "onnxruntime", "fp32", exported / "teacher.onnx", threads),
-        ]
-    candidates += [
-        Candidate("student torch fp32", "torch", "fp32", folders["student"], threads),
-        Candidate("student ORT fp32", "onnxruntime", "fp32", exported / ONNX_NAMES["fp32"], threads),
-        Candidate(INT8, "onnxruntime", "int8", exported / ONNX_NAMES["int8"], threads),
-    ]
-    keys = [*["teacher"] * (len(candidates) - 3), "student", "fp32", "int8"]
-    metrics = {candidate.name: test[key]["value"] for candidate, key in zip(candidates, keys, strict=True)}
-    lengths = [length for length in LENGTHS if length <= inputs.max_length] or [inputs.max_length]
-    if inputs.recipe.budget_ms:
-        lengths = sorted({*lengths, timed_tokens(inputs, inputs.recipe.tokens)})
-    with bar("latency") as shown:
-        document = time_grid(
-            candidates,
-            [example.text_alone for example in inputs.splits.test],
-            inputs.read_by(folders["student"]).tokenizer,  # whose ids the others have too
-            Plan(BATCHES, tuple(lengths), inputs.recipe.latency_seconds),
-            metrics=metrics,
-            seed=inputs.recipe.seed,
-            progress=shown,
-        )
-    (folder / "latency.json").write_bytes(canonical_json({**document, "machine": machine}))
 
 
 def check_met(inputs: RunInputs, latency: ProfileDocument, report: Path) -> None:

@@ -23,7 +23,7 @@ from serve.errors import BadInput
 from stillroom.console import say
 from stillroom.inputs.preflight import RunInputs
 from stillroom.verbs.run.report import read_json
-from stillroom.verbs.run.time_budget import REST, TEACHER, Plan, full_plan, students_plan, timed_plan
+from stillroom.verbs.run.time_budget import REST, TEACHER, Plan, full_plan, refitted, timed_plan, timed_rates
 
 PLAN, STUDENTS_PLAN, ANSWERS = "plan", "students-plan", "teacher-answers"
 PLAN_FILE, ANSWERS_FILE = "plan.json", "answers.jsonl"
@@ -153,7 +153,8 @@ class TeacherStages:
         """The plan with the students' steps fitted to the minutes that are left, from a few steps timed now."""
         spent_s = sum(self.inputs.workdir.seconds.values())
         after = [stage.name for stage in self.stages].index(STUDENTS_PLAN)
-        return students_plan(self.plan, self.inputs, self.stages, self.stages[after:], spent_s)
+        full, rates, recipe = full_plan(self.inputs), timed_rates(self.inputs), self.inputs.recipe
+        return refitted(self.plan, full, self.stages, self.stages[after:], rates, recipe, spent_s)
 
     def _ask_teacher(self, folder: Path) -> None:
         """Save the teacher's answers as the file that `label` would write; what is answered is kept if this is interrupted."""

@@ -82,13 +82,6 @@ def timed_plan(inputs: RunInputs, stages: Sequence[RunStage]) -> Plan:
     return dataclasses.replace(plan, memory_bytes=peak)
 
 
-def students_plan(
-    plan: Plan, inputs: RunInputs, stages: Sequence[RunStage], left: Sequence[RunStage], spent_s: float
-) -> Plan:
-    """`plan` with the students' steps fitted to the minutes that remain after `spent_s` seconds, from a few steps timed now."""
-    return refitted(plan, full_plan(inputs), stages, left, timed_rates(inputs), inputs.recipe, spent_s)
-
-
 def fitted(plan: Plan, stages: Sequence[RunStage], rates: Mapping[str, float], recipe: Recipe) -> Plan:
     """`plan` with the seconds of `stages` at `rates`, see `timed_rates`; with `max_minutes` shortened to them.
 

@@ -118,7 +118,13 @@ def open_tasks(given: Transferring, out: Path, work: Workdir) -> Tasks:
                 if inputs := faults.check(partial(_open, given, each, flag, out)):
                     opened[flag][each.name] = inputs
     sources, targets = opened.values()
-    faults.messages += _same_data(sources, targets)
+    faults.messages += [
+        # Its own labels would be no transfer.
+        f"--target {target} has the labelled texts of --source {source}. A source transfers to other tasks: leave one of them out."
+        for target, theirs in targets.items()
+        for source, ours in sources.items()
+        if theirs.data_fingerprint == ours.data_fingerprint and theirs.settings.task == ours.settings.task
+    ]
     faults.raise_if_any()
     assert chain
     assert shape
@@ -150,16 +156,6 @@ def _open(given: Transferring, named: Named, flag: str, out: Path) -> TaskInputs
         return open_task(settings, out, notify=show)
     except BadInput as fault:
         raise BadInput(f"{flag} {named.name}: {COLUMN_FLAGS.sub('', fault.message)}") from None
-
-
-def _same_data(sources: dict[str, TaskInputs], targets: dict[str, TaskInputs]) -> list[str]:
-    """A fault for each target whose labelled texts are those of a source: its own labels would be no transfer."""
-    return [
-        f"--target {target} has the labelled texts of --source {source}. A source transfers to other tasks: leave one of them out."
-        for target, theirs in targets.items()
-        for source, ours in sources.items()
-        if theirs.data_fingerprint == ours.data_fingerprint and theirs.settings.task == ours.settings.task
-    ]
 
 
 def _without_texts_of(source: TaskInputs, targets: Iterable[TaskInputs]) -> TaskInputs:
