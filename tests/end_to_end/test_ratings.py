@@ -19,9 +19,9 @@ from compress.evaluation.numbers import check_unit
 from compress.evaluation.predictions import row_logits
 from compress.models import task_heads
 from compress.models.pretrained import load, open_model
+from compress.runs.input_summary import input_summary, summary_lines
 from compress.runs.open_task import open_task
 from compress.runs.soft_labels import fold_of
-from compress.runs.understood import understood, understood_lines
 from compress.settings import TaskSettings
 from compress.tasks import TEXT_CLASSIFICATION, TEXT_REGRESSION
 from serve.errors import BadInput
@@ -111,10 +111,10 @@ def test_a_student_learns_the_numbers_of_a_file(checkpoint: Path, rated: Path, t
 def test_numbers_are_told_and_spread_over_the_folds(shallow_teacher: Path, rated: Path) -> None:
     settings = TaskSettings(teacher=str(shallow_teacher), task=TASK, data=str(rated), student=SHAPE)
     inputs = open_task(settings, rated / "out")
-    found = understood(inputs)
+    found = input_summary(inputs)
     assert (found["kind"], found["labels"]) == ("a number", {})
     numbers = np.concatenate(inputs.train.targets)
-    assert f"numbers: {numbers.min():g} to {numbers.max():g} in train" in "\n".join(understood_lines(found))
+    assert f"numbers: {numbers.min():g} to {numbers.max():g} in train" in "\n".join(summary_lines(found))
     folds = fold_of(inputs.splits.train, 4, 0)
     assert np.bincount(folds).tolist() == [80] * 4
     assert np.ptp([numbers[folds == fold].mean() for fold in range(4)]) < 0.1 * numbers.std()

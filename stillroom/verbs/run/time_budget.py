@@ -56,7 +56,7 @@ class Plan:
     student_steps: int
     seconds: dict[str, float]
     memory_bytes: int = 0
-    understood: dict[str, Any] = field(default_factory=dict)  # see `compress.runs.understood`
+    understood: dict[str, Any] = field(default_factory=dict)  # see `compress.runs.input_summary`
     warnings: tuple[str, ...] = ()
     """Of trainings that were cut; in the document of a dry run also those about its inputs."""
 

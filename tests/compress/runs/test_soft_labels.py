@@ -102,7 +102,7 @@ def test_the_share_that_was_better_on_validation_is_taken(
     (tmp_path / soft_labels.CONFIDENCE).write_text('{"train": 0.99, "validation": 0.91}')
     soft = soft_labels.chosen_share(tmp_path, trials)
     assert soft.weight == taken
-    said = soft_labels.told(soft.lineage)
+    said = soft_labels.soft_label_lines(soft.lineage)
     assert f"share of {taken:g}" in said[0]
     assert f"0.5: {half:.4f}, 0.9: {most:.4f}" in said[0]
     assert "mean confidence is 0.990 on train and 0.910 on validation" in said[1]
