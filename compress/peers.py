@@ -6,7 +6,6 @@ process and whether it, or any other process, has ended.
 """
 
 import json
-import logging
 import os
 import socket
 import threading
@@ -18,8 +17,6 @@ from datetime import timedelta
 from typing import Any
 
 from serve.errors import BadInput
-
-log = logging.getLogger("compress")
 
 # Longest waits for an answer of the store at MASTER_ADDR, and for the other processes to start. torchrun's launchers have met, and have the
 # store, before they start any process, but one node may load torch from a cold disk; others may start nodes minutes apart.
@@ -284,8 +281,3 @@ def _wait_for_answer(host: str, port: int) -> None:
 def _has_torchrun() -> bool:
     """Whether torchrun started this process, whose launcher then has the store."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
-def reported(message: str) -> None:
-    """Log that another process was lost, where the caller of `meet` gave nothing better to do."""
-    log.critical(message)

@@ -201,7 +201,11 @@ def with_head(before: Path, labelled: Labelled, given: MethodInputs, *, keeps: b
     if not kept:
         task_heads.start_head(student, labelled.train)
     if str((opened.config.architectures or [""])[0]).endswith(WITHOUT_POOLER):
-        _give_pooler(student, given)
+        # The given teacher's pooler, where the widths agree.
+        ours = getattr(encoder_of(student), "pooler", None)
+        theirs = getattr(load_encoder(given.opened.folder, seed=0), "pooler", None)
+        if ours is not None and theirs is not None and student.config.hidden_size == given.opened.config.hidden_size:
+            ours.load_state_dict(theirs.state_dict())
     return student
 
 
@@ -258,14 +262,6 @@ def on_living_layers(stage: Stage, changes: Sequence[float]) -> tuple[Stage, tup
         for term in terms
     )
     return replace(stage, objective=replace(stage.objective, layers=moved)), tuple(said)
-
-
-def _give_pooler(student: Any, given: MethodInputs) -> None:
-    """Copy the given teacher's pooler into a student of the same width whose earlier head had no pooler."""
-    ours = getattr(encoder_of(student), "pooler", None)
-    theirs = getattr(load_encoder(given.opened.folder, seed=0), "pooler", None)
-    if ours is not None and theirs is not None and student.config.hidden_size == given.opened.config.hidden_size:
-        ours.load_state_dict(theirs.state_dict())
 
 
 def _corpus(given: MethodInputs, stage: Stage, tokens: float) -> CorpusText:
