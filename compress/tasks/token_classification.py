@@ -18,7 +18,7 @@ from compress.data.tags import tags_fault
 from compress.data.task import Task
 from compress.data.teacher_labels import entity_logits
 from compress.data.text_checks import inside_words
-from compress.evaluation.metrics import ENTITY_F1, Prediction, distance, scored_spans, widened
+from compress.evaluation.metrics import ENTITY_F1, Prediction, scored_spans, widened
 from compress.models.heads import TOKENS
 from compress.tasks.labels import certain, entities_in, name_faults, written
 from serve.errors import BadInput
@@ -62,10 +62,6 @@ class TokenClassification(Task):
 
     def certain_logits(self, encoded: Encoded, index: int) -> np.ndarray:
         return certain(encoded.targets[index], len(encoded.labels))
-
-    def labels_in(self, examples: Iterable[Example]) -> tuple[str, ...]:
-        """The labels of entities, sorted."""
-        return tuple(sorted(self.label_counts(examples)))
 
     def label_counts(self, examples: Iterable[Example]) -> Counter[str]:
         """How many entities have each label."""
@@ -136,9 +132,6 @@ class TokenClassification(Task):
                 always = np.zeros((1, len(encoded.labels)), dtype=np.float32)
                 always[0, index] = 1
                 yield self.predictions(encoded, [np.repeat(always, len(rows), axis=0) for rows in encoded.rows])
-
-    def distance(self, expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> tuple[float, float]:
-        return distance(np.concatenate(expected), np.concatenate(actual), multi_label=False)
 
     def instructions(self) -> str:
         return INSTRUCTIONS

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from compress.data.asked_texts import read_asked
+from compress.data.answer_rows import read_asked
 from compress.data.columns import USUAL
 from compress.data.labelled_files import read_examples
 from compress.data.row_faults import BadRows
