@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
-from compress.data.columns import Columns
+from compress.data.columns import USUAL_NAMES, Columns
 from compress.data.row_faults import Fault, note
 from serve.text.labels import OUTSIDE, PREFIXED
 
@@ -41,6 +41,8 @@ class Layout:
     """Whether most lines end in `O` or a tag with a prefix."""
     brackets: bool
     """Whether the last column has spans in brackets, see `SPAN`."""
+    header: str
+    """The line that names the columns, before all others; empty if there is none."""
     fault: str
     """Why words and tags are not in the columns that are read; empty if they may be."""
 
@@ -49,8 +51,8 @@ def conll_rows(path: Path, lines: Lines, columns: Columns, faults: list[Fault]) 
     """The texts of a file of columns, each with the line of its first word: the word is first in a line, its tag last.
 
     Columns are separated by tabs where most lines have some, and otherwise by blanks. A blank line ends a text, and so does
-    `-DOCSTART-`. A line before a text that begins with `#` or `%%` is a comment, unless it is a word with its tag. Tags may be spans in
-    brackets, such as `(x*` and `*)`.
+    `-DOCSTART-`. A line before a text that begins with `#` or `%%` is a comment, unless it is a word with its tag. A line that names the
+    columns is left out, wherever it stands. Tags may be spans in brackets, such as `(x*` and `*)`.
 
     Args:
         path: names the file in faults.
@@ -70,7 +72,7 @@ def conll_rows(path: Path, lines: Lines, columns: Columns, faults: list[Fault]) 
     start, inside = 1, ""
     for number, line in enumerate(chain(lines(), [""]), 1):
         cells = _cells(line, tabs=layout.tabs)
-        if not cells or line.startswith(DOCUMENT):
+        if not cells or line.startswith(DOCUMENT) or line == layout.header:
             if inside:
                 note(
                     faults,
@@ -188,12 +190,19 @@ class _Columns:
 
 def layout_of(lines: Lines) -> Layout:
     """The layout of a file; `lines` reads its lines anew at each call."""
+    header = next((line for line in lines() if line.strip(BLANKS)), "")
     words = (line for line in lines() if line.strip(BLANKS) and not line.startswith((DOCUMENT, *COMMENTS)))
     with_tabs = Counter("\t" in line.strip(BLANKS) for line in words)
     tabs = with_tabs[True] >= with_tabs[False] and with_tabs[True] > 0
+    named = _named_columns(_cells(header, tabs=tabs))
+    header = header if named else ""
     by_width: dict[int, _Columns] = {}
     for line in lines():
-        if not line.startswith((DOCUMENT, *COMMENTS)) and (cells := _cells(line, tabs=tabs)):
+        if (
+            not (header and line == header)
+            and not line.startswith((DOCUMENT, *COMMENTS))
+            and (cells := _cells(line, tabs=tabs))
+        ):
             by_width.setdefault(len(cells), _Columns()).add(cells)
     width = max(by_width, key=lambda each: by_width[each].lines, default=2)
     most = by_width.get(width, _Columns())
@@ -206,7 +215,29 @@ def layout_of(lines: Lines) -> Layout:
         len(by_width) == 1,
         brackets or 2 * tagged > sum(found.lines for found in by_width.values()),
         brackets,
-        _order_fault(most, width),
+        header,
+        _header_fault(named) or _order_fault(most, width),
+    )
+
+
+def _named_columns(cells: Sequence[str]) -> list[str]:
+    """The names in the `cells` of a file's first line, if it names its columns: one of words and one of tags; else none."""
+    names = [cell.removeprefix("#").casefold().replace("-", "_") for cell in cells]
+    there = [any(name in names for name in USUAL_NAMES[field]) for field in ("tokens", "tags")]
+    return names if all(there) and len({*names}) > 1 and all(names) else []  # `# text` is a comment
+
+
+def _header_fault(names: Sequence[str]) -> str:
+    """Why a header puts words or tags into other columns than the first and the last; empty if it does not."""
+    words, tags = (
+        names.index(next(name for name in USUAL_NAMES[field] if name in names)) if names else place
+        for field, place in (("tokens", 0), ("tags", -1))
+    )
+    if not words and tags in (-1, len(names) - 1):
+        return ""
+    return (
+        f"has a header by which words are in column {words + 1} ({names[words]}) of {len(names)} and tags in column {tags + 1} "
+        f"({names[tags]}); put the words into the first column, their tags into the last, and a blank line behind each text"
     )
 
 

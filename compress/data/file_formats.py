@@ -27,7 +27,31 @@ from serve.wording import counted
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".conll")
 MOST_LINE_BYTES = 8 * MOST_CHARACTERS  # a character of JSON may take six bytes: \u00e9
 TOO_LONG = f"is longer than {MOST_CHARACTERS:,} characters, the most that are allowed; split it"
+FIRST_BYTES = 512  # of a file, from which its format is told
+SAVE_AS_UTF8 = "save the file as UTF-8, such as by `iconv -f CP1252 -t UTF-8` if it comes from Windows"
 BLANK = re.compile(r"[ \t\r\n]*")
+# What files of other formats begin with, and what to do with them.
+BEGINNINGS = {
+    b"PK\x03\x04": "a zip archive, as .xlsx, .docx and .npz files are; unpack it, or save the table as CSV",
+    b"\xd0\xcf\x11\xe0": "a file of Excel or Word; save the table as CSV",
+    b"\x1f\x8b": "packed with gzip; let its name end in .gz, once for each time that it was packed",
+    b"BZh": "packed with bzip2; unpack it by `bunzip2`",
+    b"\xfd7zXZ\x00": "packed with xz; unpack it by `unxz`",
+    b"\x28\xb5\x2f\xfd": "packed with zstd; unpack it by `unzstd`",
+    b"7z\xbc\xaf": "a 7z archive; unpack it",
+    b"Rar!": "a RAR archive; unpack it",
+    b"PAR1\x15": "parquet; let its name end in .parquet, without .gz",
+    b"ARROW1": "an Arrow file; write it as parquet",
+    b"\xff\xff\xff\xff": "an Arrow stream; write it as parquet",
+    b"Obj\x01": "Avro; write it as JSON lines or parquet",
+    b"SQLite format 3\0": "a database of SQLite; write the table as CSV or JSON lines",
+    b"\x89HDF": "HDF5; write it as JSON lines or parquet",
+    b"\x93NUMPY": "an array of numpy; write it as JSON lines or parquet",
+    b"%PDF-": "a PDF; write its text into JSON lines",
+    b"\x89PNG": "a picture, and no text",
+    b"version https://git-lfs.": "a pointer of Git LFS, and not the file that it stands for; fetch that by `git lfs pull`",
+    b"#FORMAT=WebAnno TSV": "WebAnno TSV of INCEpTION; export the documents as CoNLL 2002, and let their names end in .conll",
+}
 SAME = {".ndjson": ".jsonl", ".jsonlines": ".jsonl", ".bio": ".conll", ".iob": ".conll", ".iob2": ".conll"}
 
 
@@ -52,14 +76,36 @@ def _opened(path: Path) -> "Iterator[io.BufferedReader[Any]]":
             else:
                 yield file
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UnreadableFrom([Fault(str(path), None, f"is damaged or incomplete: {error}")]) from None
+        raise UnreadableFrom([Fault(str(path), None, packing_fault(error))]) from None
 
 
-def encoding_fault(beginning: bytes) -> str | None:
-    """Why a file with these first bytes is no UTF-8, if they show that it is UTF-16; None otherwise."""
-    marks = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    if beginning.startswith(marks) or (len(beginning) > 1 and (beginning[0] == 0) is not (beginning[1] == 0)):
-        return "is UTF-16 text; save the file as UTF-8, such as by `iconv -f UTF-16 -t UTF-8`"
+def packing_fault(error: Exception) -> str:
+    """Why a file that ends in .gz cannot be unpacked."""
+    remedy = "let its name end in .gz only if it is packed with gzip, and fetch or pack it again if it is"
+    return f"is damaged or incomplete: {error}; {remedy}"
+
+
+def format_fault(beginning: bytes, suffix: str = "") -> str | None:
+    """Why a file with these first bytes is no UTF-8, or in another format than its name says, if they show it; None otherwise.
+
+    A text in `.txt` may begin like HTML. A pickle begins with its protocol, and text in UTF-16 or UTF-32 without a mark with a letter of
+    ASCII.
+    """
+    there = beginning.removeprefix(codecs.BOM_UTF8).lstrip()
+    for begins, form in BEGINNINGS.items():
+        if beginning.startswith(begins) or there.startswith(begins):
+            return f"is {form}"
+    if beginning[:1] == b"\x80" and beginning[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        return "is a pickle of Python; write it as JSON lines or parquet"
+    if suffix != ".txt" and re.match(rb"<(!doctype html|html|\?xml)\b", there, re.IGNORECASE):
+        return "is HTML or XML, such as the page of a failed download; give JSON lines, CSV, TSV or parquet"
+    if beginning[257:262] == b"ustar":
+        return "is a tar archive; unpack it"
+    if wide := re.match(
+        rb"(\xff\xfe\0\0|\0\0\xfe\xff|[^\0]\0{3}|\0{3}[^\0])|[^\0]\0|\0[^\0]|\xff\xfe|\xfe\xff", beginning
+    ):
+        kind = "UTF-32" if wide[1] else "UTF-16"
+        return f"is {kind} text; save the file as UTF-8, such as by `iconv -f {kind} -t UTF-8`"
     return None
 
 
@@ -205,6 +251,13 @@ def _parquet_rows(path: Path, columns: Columns, task: Task | None, faults: list[
 
     if _is_packed(path):
         raise BadInput(f"{path} is parquet, which is read from its end and not unpacked. Give it without gzip.")
+    with path.open("rb") as opened:
+        beginning = opened.read(FIRST_BYTES)
+    if not beginning.startswith(b"PAR1"):
+        known = (
+            format_fault(beginning) or "is not a parquet file, which begins with PAR1; give it the suffix of its format"
+        )
+        raise BadInput(f"{path} {known}.")
     try:
         with parquet.ParquetFile(path) as file:
             schema = file.schema_arrow
@@ -221,7 +274,7 @@ def _parquet_rows(path: Path, columns: Columns, task: Task | None, faults: list[
                 except ValueError as wrong:
                     note(faults, Fault(str(path), number, str(wrong)))
     except (OSError, ValueError) as error:
-        raise BadInput(f"{path} is not a parquet file: {error}") from None
+        raise BadInput(f"{path} is damaged or incomplete: {error}. Fetch or write it again.") from None
 
 
 def _table_rows(path: Path, columns: Columns, task: Task | None, faults: list[Fault]) -> Iterator[tuple[int, object]]:
@@ -306,8 +359,8 @@ def lines_in(path: Path, most: int | None = None) -> Iterator[str]:
         UnreadableFrom: at the first line that is not UTF-8 or too long.
     """
     with _opened(path) as file:
-        beginning = file.peek(3)
-        if fault := encoding_fault(beginning):
+        beginning = file.peek(FIRST_BYTES)
+        if fault := format_fault(beginning[:FIRST_BYTES], suffix_of(path)):
             raise UnreadableFrom([Fault(str(path), None, fault)])
         if beginning.startswith(codecs.BOM_UTF8):
             file.seek(3)
@@ -316,8 +369,13 @@ def lines_in(path: Path, most: int | None = None) -> Iterator[str]:
             if len(line) == most:
                 raise UnreadableFrom([Fault(str(path), number, TOO_LONG)])
             try:
-                yield line.removesuffix(b"\n").decode()
+                text = line.removesuffix(b"\n").decode()
             except UnicodeDecodeError as error:
                 at = file.tell() - len(line) + error.start
-                reason = f"is not UTF-8 text (byte {at} of the file); save the file as UTF-8"
+                reason = f"is not UTF-8 text (byte {at} of the file); {SAVE_AS_UTF8}"
                 raise UnreadableFrom([Fault(str(path), number, reason)]) from None
+            if b"\0" in line:
+                at = file.tell() - len(line) + line.index(b"\0")
+                reason = f"holds a byte 0 (byte {at} of the file), which no text has; the file is damaged, or in another format"
+                raise UnreadableFrom([Fault(str(path), number, reason)])
+            yield text

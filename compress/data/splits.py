@@ -21,7 +21,7 @@ from compress.data.examples import (
     is_multi_label,
 )
 from compress.data.file_formats import SUFFIXES, suffix_of
-from compress.data.labelled_files import LabelledFile, faults_of, no_rows, read_file, read_names
+from compress.data.labelled_files import ENTITIES_AS_JSON, LabelledFile, faults_of, no_rows, read_file, read_names
 from compress.data.row_faults import BadRows
 from compress.data.task import Task
 from compress.data.teacher_labels import Held, TeacherLabels
@@ -214,6 +214,8 @@ def what_is_in(folder: Path) -> str:
         return ""
     within = [each for each in other if each.is_dir() and _split_files_if_any(each, "train")]
     hint = f" Give --data {within[0]}, which has splits." if within else ""
+    if {each.suffix for each in other} & {".ann", ".spacy"}:
+        hint = f" Files of brat and spaCy are not read. {ENTITIES_AS_JSON}"
     names = _some([each.name + "/" * each.is_dir() for each in other])
     return f" It holds {names}, which {'are' if other[1:] else 'is'} no split that is read.{hint}"
 

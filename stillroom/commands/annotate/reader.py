@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from compress.data.file_formats import encoding_fault, suffix_of
+from compress.data.file_formats import FIRST_BYTES, format_fault, packing_fault, suffix_of
 from compress.data.tables import SEPARATORS, TableRow, table_rows
 from serve.errors import BadInput
 from serve.files import MOST_ARRAY_BYTES
@@ -176,7 +176,7 @@ class InputFile:
             stream = self._open.enter_context(io.BufferedReader(gzip.GzipFile(fileobj=stream), BUFFER_BYTES))
         elif self._opened:
             stream = io.BufferedReader(stream, BUFFER_BYTES)
-        if fault := encoding_fault(stream.peek(2)):
+        if fault := format_fault(stream.peek(FIRST_BYTES)[:FIRST_BYTES], f".{self.format}"):
             raise BadInput(f"{self.name} {fault}")
         if self.format == "json" and stream.peek(1).removeprefix(BOM).lstrip().startswith(b"["):
             return self._array_rows(stream)
@@ -195,7 +195,7 @@ class InputFile:
         try:
             yield
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise BadInput(f"{self.name} is damaged or incomplete: {error}") from error
+            raise BadInput(f"{self.name} {packing_fault(error)}") from error
         except IsADirectoryError as error:
             raise BadInput(f"--input {self.path} is a folder; give a file of text") from error
 
@@ -283,7 +283,9 @@ class InputFile:
         except (OSError, ValueError) as error:
             if self._may_pass(error):
                 raise
-            raise BadInput(f"{self.name} is not a parquet file: {error}") from error
+            self._raw.seek(0)
+            known = format_fault(self._raw.read(FIRST_BYTES))
+            raise BadInput(f"{self.name} {known or f'is not a parquet file: {error}'}") from error
         self._check_header(file.schema_arrow.names)
         if file.metadata.num_rows:
             self._check_texts(file.schema_arrow)

@@ -97,7 +97,8 @@ def _has_spans(path: Path, columns: Columns) -> bool:
         _, row = next(rows_in(path, suffix, columns, TOKEN_CLASSIFICATION, []), (0, None))
     except UnreadableFrom:
         return False  # the reader of texts tells where
-    return isinstance(row, dict) and (columns.entities in row or bool(columns.tags_in(row) and columns.tokens in row))
+    has_tags = isinstance(row, dict) and bool(columns.tags_in(row) and columns.tokens in row)
+    return has_tags or (isinstance(row, dict) and columns.entities_in(row) is not None)
 
 
 def _pairs(asked: Sequence[str], teacher: Opened, student: Opened) -> list[LayerPair]:
