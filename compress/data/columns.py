@@ -21,6 +21,7 @@ USUAL_NAMES = {
         "score",
         "rating",
         "stars",
+        "accept",
     ),
     "entities": ("entities", "spans"),
     "tokens": ("tokens", "words", "token", "word", "form", "sentence", "text"),
@@ -122,7 +123,7 @@ class Columns:
         missing, names = self.missing([*row], task), [*map(str, row)]
         lists = _lists_of_words(row) if "entities" in missing else []
         flags = self._flags(["tokens", "tags"], lists) if lists else self._flags(missing, self._free(names))
-        if advice := _advice(row):
+        if advice := advice_on(row):
             return advice
         lacks = " and no ".join(f"`{getattr(self, field)}`" for field in missing)
         if "entities" in missing:
@@ -143,23 +144,31 @@ class Columns:
         return " ".join(flags)
 
 
-def _advice(row: Mapping[str, object]) -> str:
+def advice_on(row: Mapping[str, object]) -> str:
     """What is wrong with a row that lacks a field, where it looks like a known format or like a whole file; else empty."""
-    if {"data", "annotations"} <= row.keys():
-        return "is a task of Label Studio; export the project as JSON-MIN, or as CoNLL2003 for words with tags"
-    if isinstance(row.get("cats"), dict):
-        return "has `cats` as spaCy writes them; give `label`, the name of the one that is true, or a list of them"
-    objects = [name for name, value in row.items() if isinstance(value, list) and value and isinstance(value[0], dict)]
-    if objects and not any(isinstance(value, str) and " " in value for value in row.values()):
-        return (
-            f"has rows in a list `{objects[0]}`; give them alone, one a line: jq -c '.{objects[0]}[]' FILE > FILE.jsonl"
-        )
-    of_labels = [
+    lists = [name for name, value in row.items() if isinstance(value, list) and value and isinstance(value[0], dict)]
+    has_text = any(isinstance(value, str) and " " in value for value in row.values())
+    usual = {name.casefold() for name in row} & {*USUAL_NAMES["label"]}
+    ones = [
         name for name, value in row.items() if value in (0, 1, "0", "1") and name.casefold() not in ("id", "index", "")
     ]
-    if len(of_labels) > 1:
-        return f"has 0 or 1 in {', '.join(of_labels[:3])}; if these are labels, give one field `label`, a list of the names that are 1"
-    return ""
+    if {"data", "annotations"} <= row.keys():
+        advice = "is a task of Label Studio; export the project as JSON-MIN, or as CoNLL2003 for words with tags"
+    elif isinstance(row.get("cats"), dict):
+        advice = "has `cats` as spaCy writes them; give `label`, the name of the one that is true, or a list of them"
+    elif {"columns", "data"} <= row.keys():
+        advice = "is a table as pandas' orient='split' writes it; write it by to_json(orient='records', lines=True)"
+    elif row and all(isinstance(value, dict) for value in row.values()):
+        advice = "is one object of objects; give these alone, one a line: jq -c '.[]' FILE > FILE.jsonl"
+    elif lists and not has_text:
+        advice = (
+            f"has rows in a list `{lists[0]}`; give them alone, one a line: jq -c '.{lists[0]}[]' FILE > FILE.jsonl"
+        )
+    elif len(ones) > 1 and not usual:
+        advice = f"has 0 or 1 in {', '.join(ones[:3])}; if these are labels, give one field `label`, a list of the names that are 1"
+    else:
+        advice = ""
+    return advice
 
 
 def _lists_of_words(row: Mapping[str, object]) -> list[str]:

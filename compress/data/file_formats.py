@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from compress.data.class_names import class_names, with_class_names
-from compress.data.columns import Columns
+from compress.data.columns import Columns, advice_on
 from compress.data.conll import conll_rows, layout_of
 from compress.data.fields import MOST_CHARACTERS
 from compress.data.row_faults import Fault, UnreadableFrom, note
-from compress.data.tables import SEPARATORS, TableRow, swallows, table_rows
+from compress.data.tables import SEPARATORS, TableRow, column_names, swallows, table_rows
 from compress.data.task import Task
 from serve.errors import BadInput
 from serve.files import MOST_ARRAY_BYTES
@@ -27,6 +27,7 @@ from serve.wording import counted
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".conll")
 MOST_LINE_BYTES = 8 * MOST_CHARACTERS  # a character of JSON may take six bytes: \u00e9
 TOO_LONG = f"is longer than {MOST_CHARACTERS:,} characters, the most that are allowed; split it"
+FIRST_ROWS = 5  # of a table, among which its header is looked for
 FIRST_BYTES = 512  # of a file, from which its format is told
 SAVE_AS_UTF8 = "save the file as UTF-8, such as by `iconv -f CP1252 -t UTF-8` if it comes from Windows"
 BLANK = re.compile(r"[ \t\r\n]*")
@@ -126,7 +127,7 @@ def rows_in(
         return _parquet_rows(path, columns, task, faults)
     if suffix in SEPARATORS:
         return _table_rows(path, columns, task, faults)
-    if suffix == ".json" and task and task.has_contexts and _begins_with(path) == b"{":
+    if suffix == ".json" and task and task.has_contexts and _begins_with(path)[:1] == b"{":
         nested = squad_rows(path, columns, faults)
         if nested is not None:
             return nested
@@ -134,9 +135,10 @@ def rows_in(
 
 
 def _json_rows(path: Path, faults: list[Fault], *, arrays: bool) -> Iterator[tuple[int, object]]:
-    """One value a line; with `arrays`, the values of the array if the file begins with a bracket."""
-    if arrays and _begins_with(path) == b"[":
-        yield from _array_rows(path, faults)
+    """One value a line; or values of several lines, or those of an array, which with `arrays` every file is that begins with a bracket."""
+    begins = _begins_with(path)
+    if begins[:1] == b"[" if arrays else begins in (b"[{", b"[["):
+        yield from _held_rows(path, faults, in_array=True)
         return
     first = True
     for number, line in enumerate(lines_in(path), 1):
@@ -145,6 +147,11 @@ def _json_rows(path: Path, faults: list[Fault], *, arrays: bool) -> Iterator[tup
         try:
             yield number, json.loads(line)
         except (ValueError, RecursionError) as error:
+            if (
+                first and begins[:1] == b"{" and getattr(error, "pos", 0) >= len(line.rstrip())
+            ):  # it goes on in the next line
+                yield from _held_rows(path, faults, in_array=False)
+                return
             reason = f"is not JSON ({_why(error)})"
             if arrays and first:
                 faults.append(
@@ -185,18 +192,19 @@ def squad_rows(path: Path, columns: Columns, faults: list[Fault]) -> Iterator[tu
     return iter(rows)
 
 
-def _array_rows(path: Path, faults: list[Fault]) -> Iterator[tuple[int, object]]:
-    """The values of the file's array, each with the line on which it begins. The whole text is held in memory."""
+def _held_rows(path: Path, faults: list[Fault], *, in_array: bool) -> Iterator[tuple[int, object]]:
+    """The values of the file, or of its array, each with the line on which it begins. The whole text is held in memory."""
     if _is_larger(path, MOST_ARRAY_BYTES):
+        what, parts = ("is an array", "[]") if in_array else ("has objects of several lines and is", "")
         reason = (
-            f"is an array of over {MOST_ARRAY_BYTES:,} bytes, the most that are held; give JSON lines, which may have any size: "
-            f"jq -c '.[]' {path.name} > {path.with_suffix('.jsonl').name}"
+            f"{what} of over {MOST_ARRAY_BYTES:,} bytes, the most that are held; give JSON lines, which may have any size: "
+            f"jq -c '.{parts}' {path.name} > {path.with_suffix('.jsonl').name}"
         )
         faults.append(Fault(str(path), None, reason))
         return
     text = "\n".join(lines_in(path, MOST_ARRAY_BYTES + 1))
     decode = json.JSONDecoder().raw_decode
-    end = text.index("[") + 1
+    end = text.index("[") + 1 if in_array else 0
     line = 1 + text.count("\n", 0, end)
     begins = _past_blank(text, end)
     try:
@@ -207,23 +215,28 @@ def _array_rows(path: Path, faults: list[Fault]) -> Iterator[tuple[int, object]]
             yield line, value
             line += text.count("\n", begins, end)
             behind = _past_blank(text, end)
-            more = text[behind : behind + 1] == ","
-            if not more and text[behind : behind + 1] != "]":
+            comma = text[behind : behind + 1] == ","
+            if in_array and not comma and text[behind : behind + 1] != "]":
                 raise json.JSONDecodeError("Expecting ',' or ']'", text, behind)
-            begins = _past_blank(text, behind + 1)
+            begins = _past_blank(text, behind + 1) if in_array or comma else behind
+            more = comma if in_array else begins < len(text)
+            if in_array and not more and begins < len(text):
+                raise json.JSONDecodeError(
+                    "The array ends before this; give one array, or one object a line", text, begins
+                )
     except (ValueError, RecursionError) as error:
         at = getattr(error, "lineno", line)
         faults.append(Fault(str(path), at, f"is not JSON from here on ({_why(error)})"))
 
 
 def _begins_with(path: Path) -> bytes:
-    """The first byte of the file that is not a blank or part of a byte order mark."""
+    """The first two bytes of the file that are not blanks or parts of a byte order mark."""
     with _opened(path) as file:
         if file.peek(3).startswith(codecs.BOM_UTF8):
             file.seek(3)
         for piece in iter(partial(file.read, 1 << 16), b""):
-            if there := piece.strip(b" \t\r\n"):
-                return there[:1]
+            if there := b"".join(piece.split()):
+                return there[:2]
     return b""
 
 
@@ -242,7 +255,17 @@ def _past_blank(text: str, at: int) -> int:
 
 def _why(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} at column {error.colno}"
+        before, there = error.doc[: error.pos].rstrip()[-1:], error.doc[error.pos :].lstrip()[:1]
+        hints = {
+            "a comma is behind the object; remove it": error.msg == "Extra data" and there == ",",
+            "give one object a line": error.msg == "Extra data",
+            "write a tab as \\t and a line break as \\n": error.msg.startswith(("Invalid control", "Unterminated")),
+            "remove the comma before it": before == "," and there in ("]", "}"),
+            "JSON has no comments; remove it": there in ("#", "/"),
+            "names and texts need double quotes": there == "'",
+        }
+        hint = next((hint for hint, holds in hints.items() if there and holds), "")
+        return f"{error.msg} at column {error.colno}{hint and f'; {hint}'}"
     return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
@@ -301,6 +324,8 @@ def _table_rows(path: Path, columns: Columns, task: Task | None, faults: list[Fa
                 note(faults, Fault(str(path), line, row.fault))
             elif not row.cells or first:  # blank lines are skipped
                 first = first and not row.cells
+            elif column_names(row.cells) == header:
+                note(faults, Fault(str(path), line, "names the columns again; remove the line"))
             elif fewest <= len(row.cells) <= len(header):
                 cells = dict(zip(header, row.cells, strict=False))
                 labels.add(cells.get(columns.label, ""))
@@ -308,7 +333,7 @@ def _table_rows(path: Path, columns: Columns, task: Task | None, faults: list[Fa
                     doubtful.append((line, row.lines, row.within[header.index(columns.label)]))
                 yield line, cells
             else:
-                note(faults, Fault(str(path), line, _wrong_width(row.cells, header)))
+                note(faults, Fault(str(path), line, _wrong_width(row.cells, header, separator)))
     labels.discard("")
     for line, count, within in (each for each in doubtful if not labels.isdisjoint(each[2])):
         note(faults, Fault(str(path), line, swallows(count, 1 + len(within))))
@@ -323,11 +348,21 @@ def _header(path: Path, columns: Columns, task: Task | None) -> tuple[str, list[
     found: list[tuple[str, list[str], str | None]] = []
     for separator in SEPARATORS[suffix_of(path)]:
         with _opened_text(path) as lines:
-            row = next((row for row in table_rows(lines, separator) if row.cells or row.fault), TableRow([], 0))
-        names = [name.strip() for name in row.cells]
+            first = [row for row in islice(table_rows(lines, separator), FIRST_ROWS) if row.cells or row.fault]
+        row, *below = first or [TableRow([], 0)]
+        names = column_names(row.cells)
         if names and not columns.missing(names, task):
             return separator, names, None
-        found.append((separator, names, row.fault))
+        fault = row.fault
+        if any(each.cells and not columns.missing(column_names(each.cells), task) for each in below):
+            return (
+                separator,
+                names,
+                "is no header, and a line below names the needed columns; remove what is above that line",
+            )
+        if below and not fault:
+            fault = advice_on(dict(zip(names, below[0].cells, strict=False))) or None
+        found.append((separator, names, fault))
     return max(found, key=lambda each: len(each[1]))
 
 
@@ -338,9 +373,13 @@ def _opened_text(path: Path) -> Iterator[Iterator[str]]:
         yield text
 
 
-def _wrong_width(cells: Sequence[str], header: Sequence[str]) -> str:
+def _wrong_width(cells: Sequence[str], header: Sequence[str], separator: str) -> str:
     fields = counted(len(cells), "field")
-    quote = "; quote texts that hold the separator" if len(cells) > len(header) else ""
+    quote = '; quote texts that hold the separator (by ")' if len(cells) > len(header) else ""
+    if len(cells) == len(header) + 1:
+        quote += ", or name the column in front, if it is an index"
+    elif len(cells) == 1 and separator in cells[0]:
+        quote = "; quote each text, and not the whole line"
     return f"has {fields}, but the header has {len(header)}{quote}"
 
 

@@ -78,7 +78,8 @@ def read_splits(
     needed = ("test",) if train_from else ("train", "test")
     for name in needed:
         if name not in readers:
-            remedy = f"It has {_some(names)}; give one that name." if saved else f"{_add(name)}{what_is_in(folder)}"
+            divide = "give one that name, or divide one by train_test_split"
+            remedy = f"It has {_some(names)}; {divide}." if saved else f"{_add(name)}{what_is_in(folder)}"
             raise BadInput(f"--data {data} has no {name} split (found: {', '.join(readers) or 'no split'}). {remedy}")
     found = {name: [example for reader in parts for example in reader.examples] for name, parts in readers.items()}
     answered = train_from is not None and "train" not in found

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from compress.data.file_formats import FIRST_BYTES, format_fault, packing_fault, suffix_of
-from compress.data.tables import SEPARATORS, TableRow, table_rows
+from compress.data.tables import SEPARATORS, TableRow, column_names, table_rows
 from serve.errors import BadInput
 from serve.files import MOST_ARRAY_BYTES
 from serve.wording import one_of
@@ -223,7 +223,7 @@ class InputFile:
         top = next(table, TableRow([], 0))
         if top.fault:
             raise BadInput(f"the header of {self.name} {top.fault}")
-        header = [name.strip() for name in top.cells]
+        header = column_names(top.cells)
         self._check_header([name.encode("utf-8", "replace").decode() for name in header])
         if self._start.byte:
             lines.go_to(self._start)
@@ -232,7 +232,7 @@ class InputFile:
     def _separator(self, first: str) -> str:
         """The first of the usual separators that gives all needed columns in the line `first`, else that of the most columns."""
         names = {
-            each: [name.strip() for name in next(table_rows([first], each), TableRow([], 0)).cells]
+            each: column_names(next(table_rows([first], each), TableRow([], 0)).cells)
             for each in SEPARATORS[f".{self.format}"]
         }
         needed = set(self.columns.needed())

@@ -180,3 +180,14 @@ def test_rows_that_were_rejected_or_ignored_are_left_out_with_a_line(tmp_path: P
     labelled = Columns(label="answer")
     (tmp_path / "own.jsonl").write_text('{"text": "a", "answer": "reject"}\n')
     assert read_examples(tmp_path / "own.jsonl", TEXT_CLASSIFICATION, labelled)[0].label == "reject"
+
+
+def test_saved_splits_are_found_by_names_in_capitals_and_a_missing_one_says_how_to_make_it(tmp_path: Path) -> None:
+    import datasets
+
+    split = datasets.Dataset.from_list([{"text": f"t{i}", "label": "x"} for i in range(3)])
+    datasets.DatasetDict({"Train": split, "TEST": split}).save_to_disk(str(tmp_path / "saved"))
+    assert len(read_splits(str(tmp_path / "saved"), TEXT_CLASSIFICATION).test) == 3
+    datasets.DatasetDict({"train": split}).save_to_disk(str(tmp_path / "alone"))
+    with pytest.raises(BadInput, match="It has train; give one that name, or divide one by train_test_split"):
+        read_splits(str(tmp_path / "alone"), TEXT_CLASSIFICATION)
