@@ -24,8 +24,8 @@ USUAL_NAMES = {
         "accept",
     ),
     "entities": ("entities", "spans"),
-    "tokens": ("tokens", "words", "token", "word", "form", "sentence", "text"),
-    "tags": ("tags", "ner_tags", "ner", "ner_tag", "bio", "iob", "entity", "labels", "label", "entities", "tag"),
+    "tokens": ("tokens", "words", "token", "word", "sentence", "text"),
+    "tags": ("tags", "ner_tags", "ner", "labels", "label", "entities", "tag"),
     "question": ("question", "query", "text"),
     "context": ("context", "passage", "paragraph", "document"),
     "answers": ("answers", "answer"),
@@ -160,10 +160,10 @@ def advice_on(row: Mapping[str, object]) -> str:
         advice = "is a table as pandas' orient='split' writes it; write it by to_json(orient='records', lines=True)"
     elif row and all(isinstance(value, dict) for value in row.values()):
         advice = "is one object of objects; give these alone, one a line: jq -c '.[]' FILE > FILE.jsonl"
+    elif lists == ["tokens"]:
+        advice = "has objects in `tokens`; give words as strings, and their tags in a list `tags`, or a `text` with `entities`"
     elif lists and not has_text:
-        advice = (
-            f"has rows in a list `{lists[0]}`; give them alone, one a line: jq -c '.{lists[0]}[]' FILE > FILE.jsonl"
-        )
+        advice = f"has a list `{lists[0]}` of objects; if these are the rows, give them alone: jq -c '.{lists[0]}[]' FILE > FILE.jsonl"
     elif len(ones) > 1 and not usual:
         advice = f"has 0 or 1 in {', '.join(ones[:3])}; if these are labels, give one field `label`, a list of the names that are 1"
     else:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
-from compress.data.columns import USUAL_NAMES, Columns
+from compress.data.columns import Columns
 from compress.data.row_faults import Fault, note
 from serve.text.labels import OUTSIDE, PREFIXED
 
@@ -21,6 +21,14 @@ SEPARATOR = re.compile(f"[{BLANKS}]+")
 SHARE = 0.9  # of lines whose first column is a number, from which it holds no words
 # A cell of a column of spans: `(x*` begins one, `*` goes on, `*)` ends it, `(x*)` or `(x)` is one of one word. As in OntoNotes.
 SPAN = re.compile(r"(\([^()*]+)?\*\)?|\([^()*]+\)")
+
+# Names of columns in a header, in small letters, with _ for blanks: of words, of tags of entities, of other tags, and of any column.
+WORDS = re.compile(r"(\w+_)?(words?|tokens?|forms?)(_(form|text|str))?|texts?|sentence")
+ENTITY_TAGS = re.compile(
+    r"(\w+_)?(ner|ne|named_entity|entity|entities|bio|bioes|bilou|iob2?|labels?)(_?(tags?|labels?|types?))?"
+)
+TAGS = re.compile(r"(\w+_)?tags?")
+NAME = re.compile(r"\w+|sentence_#")
 
 Lines = Callable[[], Iterator[str]]
 
@@ -190,12 +198,10 @@ class _Columns:
 
 def layout_of(lines: Lines) -> Layout:
     """The layout of a file; `lines` reads its lines anew at each call."""
-    header = next((line for line in lines() if line.strip(BLANKS)), "")
     words = (line for line in lines() if line.strip(BLANKS) and not line.startswith((DOCUMENT, *COMMENTS)))
     with_tabs = Counter("\t" in line.strip(BLANKS) for line in words)
     tabs = with_tabs[True] >= with_tabs[False] and with_tabs[True] > 0
-    named = _named_columns(_cells(header, tabs=tabs))
-    header = header if named else ""
+    header, header_fault = _header_of(lines(), tabs=tabs)
     by_width: dict[int, _Columns] = {}
     for line in lines():
         if (
@@ -216,29 +222,28 @@ def layout_of(lines: Lines) -> Layout:
         brackets or 2 * tagged > sum(found.lines for found in by_width.values()),
         brackets,
         header,
-        _header_fault(named) or _order_fault(most, width),
+        header_fault or _order_fault(most, width),
     )
 
 
-def _named_columns(cells: Sequence[str]) -> list[str]:
-    """The names in the `cells` of a file's first line, if it names its columns: one of words and one of tags; else none."""
-    names = [cell.removeprefix("#").casefold().replace("-", "_") for cell in cells]
-    there = [any(name in names for name in USUAL_NAMES[field]) for field in ("tokens", "tags")]
-    return names if all(there) and len({*names}) > 1 and all(names) else []  # `# text` is a comment
-
-
-def _header_fault(names: Sequence[str]) -> str:
-    """Why a header puts words or tags into other columns than the first and the last; empty if it does not."""
-    words, tags = (
-        names.index(next(name for name in USUAL_NAMES[field] if name in names)) if names else place
-        for field, place in (("tokens", 0), ("tags", -1))
-    )
-    if not words and tags in (-1, len(names) - 1):
-        return ""
-    return (
-        f"has a header by which words are in column {words + 1} ({names[words]}) of {len(names)} and tags in column {tags + 1} "
-        f"({names[tags]}); put the words into the first column, their tags into the last, and a blank line behind each text"
-    )
+def _header_of(lines: Iterator[str], *, tabs: bool) -> tuple[str, str]:
+    """The line that names the columns, before the first word, and why it puts words or tags elsewhere than it must; both may be empty."""
+    for line in lines:
+        cells = _cells(line, tabs=tabs)
+        names = [re.sub(r"[\s-]+", "_", cell.lstrip("#").strip("\"'").casefold()) for cell in cells]
+        words = [place for place, name in enumerate(names) if WORDS.fullmatch(name)]
+        tags = [place for form in (ENTITY_TAGS, TAGS) for place, name in enumerate(names) if form.fullmatch(name)]
+        if words and tags and all(map(NAME.fullmatch, names)) and not any(map(_is_tag, cells)):
+            at = next((place for place in words if names[place] not in ("text", "sentence")), words[0])
+            last = max((place for place in tags if ENTITY_TAGS.fullmatch(names[place])), default=tags[-1])
+            if at != last:
+                return line, "" if at == 0 and last == len(names) - 1 else (
+                    f"has a header by which words are in column {at + 1} ({names[at]}) of {len(names)} and tags in column {last + 1} "
+                    f"({names[last]}); put the words into the first column, their tags into the last, and a blank line behind each text"
+                )
+        if cells and not line.startswith((DOCUMENT, *COMMENTS)):
+            break
+    return "", ""
 
 
 def _order_fault(found: _Columns, width: int) -> str:

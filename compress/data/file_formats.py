@@ -259,10 +259,13 @@ def _why(error: Exception) -> str:
         hints = {
             "a comma is behind the object; remove it": error.msg == "Extra data" and there == ",",
             "give one object a line": error.msg == "Extra data",
-            "write a tab as \\t and a line break as \\n": error.msg.startswith(("Invalid control", "Unterminated")),
+            "write a tab as \\t and a line break as \\n": error.msg.startswith("Invalid control"),
+            "close the text, and write a line break in it as \\n": error.msg.startswith("Unterminated"),
             "remove the comma before it": before == "," and there in ("]", "}"),
             "JSON has no comments; remove it": there in ("#", "/"),
-            "names and texts need double quotes": there == "'",
+            "names and texts need double quotes": there == "'"
+            or (error.msg.startswith("Expecting property") and there.isalpha()),
+            "write null, true or false": there in ("N", "T", "F"),
         }
         hint = next((hint for hint, holds in hints.items() if there and holds), "")
         return f"{error.msg} at column {error.colno}{hint and f'; {hint}'}"
@@ -363,7 +366,7 @@ def _header(path: Path, columns: Columns, task: Task | None) -> tuple[str, list[
         if below and not fault:
             fault = advice_on(dict(zip(names, below[0].cells, strict=False))) or None
         found.append((separator, names, fault))
-    return max(found, key=lambda each: len(each[1]))
+    return max(found, key=lambda each: len(each[1]) or 1.5)  # a fault, rather than a line that is one name
 
 
 @contextmanager

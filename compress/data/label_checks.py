@@ -18,7 +18,7 @@ SHOWN = 3
 LIST = re.compile(r"""\[(?:\s*|.*['",].*|[\d\s.]+)\]|[({].*['"].*[)}]""", re.DOTALL)
 SEPARATOR = re.compile(r"[,;|]")
 NUMBER = re.compile(r"[+-]?\d{1,15}(?:\.\d{0,15})?")
-NO_VALUE = ("nan", "null", "<na>", "#n/a", "undefined")
+NO_VALUE = ("nan", "null", "<na>", "#n/a", "undefined", "\\n")
 TAG = re.compile(r"([BIESLU])[-_](.+)", re.DOTALL | re.IGNORECASE)
 
 

@@ -17,12 +17,12 @@ from serve.errors import BadInput
 from serve.wording import counted, one_of
 
 # Words as a tokenizer cuts them, and what it adds; and words as multilingual WikiANN and PAN-X write them: en:Oslo.
-LANGUAGES = "begin with a language, as all words of their texts do (remove it)"
+LANGUAGES = "begin with a language, as most words of their texts do (remove it)"
 ODD_WORDS = {
     "are pieces or signs of a tokenizer (join pieces to words, and leave signs out)": re.compile(
-        r"##\w.*|[▁Ġ].+|\[(CLS|SEP|PAD|MASK)\]|</?s>"
+        r"##\w.*|[▁Ġ].+|.+(@@|</w>)|\[(CLS|SEP|PAD|MASK)\]|</?s>"
     ),
-    LANGUAGES: re.compile(r"[a-z]{2,3}(-[a-z]{2,8})*:\S+"),
+    LANGUAGES: re.compile(r"([a-z]{2,3}|simple)(-[a-z]{1,12})*:\S+", re.IGNORECASE),
 }
 ENTITIES_AS_JSON = 'Write a line {"text": ..., "entities": [{"start": ..., "end": ..., "label": ...}]} for each text into a .jsonl file.'
 # The field in which Prodigy writes what a person said of a row, and the words for one that is no gold.
@@ -68,7 +68,7 @@ class LabelledFile:
         self.words[""] += len(words)
         for kind, form in ODD_WORDS.items():
             odd = [*filter(form.fullmatch, words)]
-            if odd and (kind != LANGUAGES or len(odd) == len(words)):
+            if odd and (kind != LANGUAGES or 2 * len(odd) > len(words)):
                 self.words[kind] += len(odd)
                 self.first_odd.setdefault(kind, odd[0])
 

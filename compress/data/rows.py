@@ -194,8 +194,9 @@ def entities_example(row: dict[str, Any], columns: Columns, task: Task) -> Examp
     if columns.text not in row or name is None:
         raise ValueError(columns.fault_of_row(row, task))
     text = text_of(row, columns.text)
-    # Prodigy writes no `spans` where a text has none.
-    found = entities_and_items(row[name], text, name) if name in row else []
+    # Prodigy writes no `spans` where a text has none, and a table of its rows null.
+    given = [] if row.get(name) is None and (name == "spans" or name not in row) else row[name]
+    found = entities_and_items(given, text, name)
     return Example(text, entities=tuple(entity for entity, _ in found))
 
 
@@ -224,15 +225,19 @@ def _entity_items(given: object, name: str) -> list[object]:
             f"`{name}` is one object; `start`, `end` and `label` are lists of equal length in it, or `{name}` is a list of such objects"
         )
     if not isinstance(given, list):
+        twice = "; it was written as JSON twice" if isinstance(given, str) and given[:1] in "[{" else ""
         raise ValueError(
-            f"`{name}` is {type(given).__name__}, not a list; a list of objects with `start`, `end` and `label` is needed"
+            f"`{name}` is {type(given).__name__}, not a list; a list of objects with `start`, `end` and `label` is needed{twice}"
         )
     return given
 
 
 def _entity(item: object, text: str) -> tuple[Entity, dict[str, Any]]:
-    if isinstance(item, list) and [*map(type, item)] == [int, int, str]:  # as spaCy and doccano write entities
-        item = dict(zip(("start", "end", "label"), item, strict=True))
+    if isinstance(item, list) and [*map(type, item)] in (
+        [int, int, str],
+        [int, int, str, str],
+    ):  # as spaCy and doccano write entities
+        item = dict(zip(("start", "end", "label", "text"), item, strict=False))
     named = (
         [next((name for name in names if name in item), "") for names in PLACE_NAMES] if isinstance(item, dict) else []
     )

@@ -89,8 +89,11 @@ def test_rows_of_prodigy_are_read_by_their_spans_and_have_no_entity_without_them
     words = [{"text": "Ana", "start": 0, "end": 3, "id": 0}, {"text": "is", "start": 4, "end": 6, "id": 1}]
     row = {"text": "Ana is", "tokens": words, "answer": "accept"}
     span = {"start": 0, "end": 3, "token_start": 0, "token_end": 0, "label": "person"}
-    assert rows_read(tmp_path / "a.jsonl", row | {"spans": [span]}, row, row | {"answer": "ignore"}) == [
+    assert rows_read(
+        tmp_path / "a.jsonl", row | {"spans": [span]}, row, row | {"answer": "ignore"}, row | {"spans": None}
+    ) == [
         [Entity(0, 3, "person")],
+        [],
         [],
     ]
 
@@ -104,6 +107,7 @@ def test_rows_of_prodigy_are_read_by_their_spans_and_have_no_entity_without_them
         {"entities": [{"entity_group": "person", "word": "Ana", "start": 0, "end": 3}]},  # transformers
         {"entities": [{"entity": "person", "value": "Ana", "start": 0, "end": 3}]},  # Rasa
         {"entities": [[0, 3, "person"]]},
+        {"entities": [[0, 3, "person", "Ana"]]},
     ],
 )
 def test_entities_are_read_as_other_tools_write_them(tmp_path: Path, row: dict[str, Any]) -> None:
