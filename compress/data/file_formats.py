@@ -94,7 +94,9 @@ def format_fault(beginning: bytes, suffix: str = "") -> str | None:
     """
     there = beginning.removeprefix(codecs.BOM_UTF8).lstrip()
     for begins, form in BEGINNINGS.items():
-        if beginning.startswith(begins) or there.startswith(begins):
+        if (beginning.startswith(begins) or there.startswith(begins)) and not (
+            suffix == ".parquet" and begins[:4] == b"PAR1"
+        ):
             return f"is {form}"
     if beginning[:1] == b"\x80" and beginning[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
         return "is a pickle of Python; write it as JSON lines or parquet"

@@ -162,4 +162,6 @@ def _why(error: csv.Error, lines: int) -> str:
     if "expected after" in said:
         where = f" {_below(lines)}" if lines > 1 else ""
         return f"has a quoted cell that goes on behind a quote{where}; {DOUBLE_IT}"
+    if "new-line character" in said:
+        return "has a carriage return that is no end of a line; save the file with line feeds at the ends of lines"
     return f"cannot be read as a row of a table ({said})"

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import io
 import itertools
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -178,6 +179,8 @@ class InputFile:
             stream = io.BufferedReader(stream, BUFFER_BYTES)
         if fault := format_fault(stream.peek(FIRST_BYTES)[:FIRST_BYTES], f".{self.format}"):
             raise BadInput(f"{self.name} {fault}")
+        if self.format == "jsonl" and re.match(rb"\s*\[\s*\{", stream.peek(FIRST_BYTES).removeprefix(BOM)):
+            raise BadInput(f"{self.name} begins as a JSON array; give --format json, or one object a line")
         if self.format == "json" and stream.peek(1).removeprefix(BOM).lstrip().startswith(b"["):
             return self._array_rows(stream)
         lines = self._lines = _Lines(stream)
@@ -284,7 +287,7 @@ class InputFile:
             if self._may_pass(error):
                 raise
             self._raw.seek(0)
-            known = format_fault(self._raw.read(FIRST_BYTES))
+            known = format_fault(self._raw.read(FIRST_BYTES), ".parquet")
             raise BadInput(f"{self.name} {known or f'is not a parquet file: {error}'}") from error
         self._check_header(file.schema_arrow.names)
         if file.metadata.num_rows:
