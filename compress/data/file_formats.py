@@ -68,7 +68,7 @@ def _is_packed(path: Path) -> bool:
 
 @contextmanager
 def _opened(path: Path) -> "Iterator[io.BufferedReader[Any]]":
-    """The bytes of a file, unpacked if it ends in `.gz`. UnreadableFrom where these are damaged."""
+    """The bytes of a file, unpacked if it ends in `.gz`. UnreadableFrom where these are damaged or cannot be read."""
     try:
         with path.open("rb") as file:
             if _is_packed(path):
@@ -78,6 +78,9 @@ def _opened(path: Path) -> "Iterator[io.BufferedReader[Any]]":
                 yield file
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UnreadableFrom([Fault(str(path), None, packing_fault(error))]) from None
+    except OSError as error:
+        reason = f"cannot be read ({error.strerror or error}); allow it to be read, or give another file"
+        raise UnreadableFrom([Fault(str(path), None, reason)]) from None
 
 
 def packing_fault(error: Exception) -> str:
@@ -279,7 +282,7 @@ def _parquet_rows(path: Path, columns: Columns, task: Task | None, faults: list[
 
     if _is_packed(path):
         raise BadInput(f"{path} is parquet, which is read from its end and not unpacked. Give it without gzip.")
-    with path.open("rb") as opened:
+    with _opened(path) as opened:
         beginning = opened.read(FIRST_BYTES)
     if not beginning.startswith(b"PAR1"):
         known = (
@@ -307,11 +310,11 @@ def _parquet_rows(path: Path, columns: Columns, task: Task | None, faults: list[
 
 def _table_rows(path: Path, columns: Columns, task: Task | None, faults: list[Fault]) -> Iterator[tuple[int, object]]:
     """The rows of a table, each with the line on which it begins; a quoted cell may have several lines."""
+    for _ in lines_in(path):  # raises where the file is not UTF-8
+        pass
     if task and task.table_fault:
         faults.append(Fault(str(path), None, task.table_fault))
         return
-    for _ in lines_in(path):  # raises where the file is not UTF-8
-        pass
     separator, header, fault = _header(path, columns, task)
     if lacking := fault or (columns.fault(header, task) if header else None):
         faults.append(Fault(str(path), 1 if fault else None, lacking))
@@ -420,6 +423,6 @@ def lines_in(path: Path, most: int | None = None) -> Iterator[str]:
                 raise UnreadableFrom([Fault(str(path), number, reason)]) from None
             if b"\0" in line:
                 at = file.tell() - len(line) + line.index(b"\0")
-                reason = f"holds a byte 0 (byte {at} of the file), which no text has; the file is damaged, or in another format"
+                reason = f"holds a byte 0 (byte {at} of the file), which no text has; the file is damaged, or is UTF-16 or no text"
                 raise UnreadableFrom([Fault(str(path), number, reason)])
             yield text

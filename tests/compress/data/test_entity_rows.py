@@ -133,3 +133,9 @@ def test_an_entitys_own_text_is_compared_under_other_names_unless_it_is_a_normal
         rows_read(tmp_path / "a.jsonl", {"text": "Anna is", "entities": [entity | {name: "Anna"}]})
     for form in ("Q42", "an ##na", "ana"):
         assert rows_read(tmp_path / "a.jsonl", {"text": "Ana is", "entities": [entity | {name: form}]})
+
+
+def test_inceptions_table_is_told_by_its_format_and_not_as_a_table(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("#FORMAT=WebAnno TSV 3.3\n\n#Text=Ana\n1-1\t0-3\tAna\tperson\n", encoding="utf-8")
+    with pytest.raises(BadRows, match="is WebAnno TSV of INCEpTION; export the documents as CoNLL 2002"):
+        read_examples(tmp_path / "a.tsv", TOKEN_CLASSIFICATION)
