@@ -65,8 +65,10 @@ class Task(ABC):
 
     # Of its data.
 
-    names_labels: bool = True
-    """Whether an answer is made of labels, which have names and probabilities; otherwise `gives` says what it is."""
+    @property
+    def names_labels(self) -> bool:
+        """Whether an answer is made of labels, which have names and probabilities; otherwise `gives` says what it is."""
+        return self.serving.names_labels
 
     gives: str = "labels"
     """What its answers are, in the plural, for messages."""
@@ -80,8 +82,10 @@ class Task(ABC):
     has_contexts: bool = False
     """Whether each row has a context, which is read in windows and which several rows may share."""
 
-    per_token: bool = False
-    """Whether its model has logits for each token, and not for each text."""
+    @property
+    def per_token(self) -> bool:
+        """Whether its model has logits for each token, and not for each text."""
+        return self.serving.per_token
 
     table_fault: str = ""
     """Why a table cannot hold its rows; empty if it can."""

@@ -25,7 +25,6 @@ class FeatureExtraction(Task):
     columns = ("text",)
     metric = SIMILARITY
     head = None
-    names_labels = False
     share_of_rows = False
     gives = "similarities"
 

@@ -34,7 +34,6 @@ class TextRegression(Task):
     metric = PEARSON
     head = NUMBER_HEAD
     problem_type = REGRESSION
-    names_labels = False
     share_of_rows = False
     gives = "numbers"
     answer_fields = "label"

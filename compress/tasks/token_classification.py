@@ -42,7 +42,6 @@ class TokenClassification(Task):
     metric = ENTITY_F1
     head = TOKENS
     labels_words = True
-    per_token = True
     table_fault = "is a table, whose cells cannot hold tags or entities; save it as JSON lines, parquet or .conll"
     answer_fields = "entities or words"
 

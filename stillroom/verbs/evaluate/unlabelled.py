@@ -146,7 +146,7 @@ def generates(folder: str, given: Evaluation) -> bool:
     try:
         found = json.loads(config.read_text(encoding="utf-8"))
         return GENERATOR in found and any(str(name).endswith("ForMaskedLM") for name in found["architectures"])
-    except (ValueError, TypeError, KeyError):  # damaged: whoever opens it says so
+    except (ValueError, TypeError, KeyError, RecursionError):  # damaged: whoever opens it says so
         return False
 
 
