@@ -13,10 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from compress.data.answer_rows import MOST_SUM, Answer, answer_in, likely_labels, named_in, with_tags_as
-from compress.data.carry_words import carry_words, words_of_entities
 from compress.data.columns import USUAL, Columns
 from compress.data.encoded import Encoded
-from compress.data.examples import Example, classes_of
+from compress.data.examples import Example
 from compress.data.file_formats import SUFFIXES, rows_in, suffix_of
 from compress.data.labelled_files import check_there
 from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
@@ -24,7 +23,6 @@ from compress.data.task import Task
 from serve.errors import BadInput
 from serve.text.entity_markers import has_markers
 from serve.text.labels import split_tag, with_prefixes
-from serve.text.spans import words
 
 LEAST = 1e-8
 """The probability of what a teacher does not name, so that its logarithm is finite; also the distance of the largest one from 1."""
@@ -222,33 +220,7 @@ def _key(example: Example) -> str:
     return f"{example.text_read}\x00{example.text_pair or ''}"
 
 
-def class_logits(answer: Answer, labels: Sequence[str], *, multi_label: bool) -> np.ndarray:
-    """Logits (1, labels) whose softmax, or with `multi_label` whose sigmoid, are the probabilities of `answer`."""
-    of_class = _of_classes(answer, labels, multi_label=multi_label)
-    logits: np.ndarray = np.log(of_class) - np.log1p(-of_class) if multi_label else np.log(of_class)
-    return logits[None].astype(np.float32)
-
-
-def entity_logits(answer: Answer, encoded: Encoded, index: int) -> np.ndarray | None:
-    """Logits (words, labels) of text `index` by `answer`; None where it does not reach to the last word."""
-    encoding = encoded.encodings[index]
-    places = [(word.start, word.end) for word in words(encoded.texts[index], encoding.offsets, encoding.word_ids)]
-    given = words_of_entities(places, answer.spans) if answer.words is None else answer.words
-    carried = carry_words(places, given)
-    return None if carried is None else word_logits(carried, encoded.labels)
-
-
-def _of_classes(answer: Answer, labels: Sequence[str], *, multi_label: bool) -> np.ndarray:
-    """The probability of each of `labels`, (labels,), float32 above 0 and below 1."""
-    given = answer.labels or dict.fromkeys(classes_of(answer.example), 1.0)
-    found = np.array([given.get(name, 0.0) for name in labels], dtype=np.float64)
-    if not multi_label:
-        found = _with_the_rest(found, np.array([name not in given for name in labels]))
-    bounded: np.ndarray = np.clip(found, LEAST, 1 - LEAST)
-    return bounded
-
-
-def _with_the_rest(found: np.ndarray, unnamed: np.ndarray) -> np.ndarray:
+def with_the_rest(found: np.ndarray, unnamed: np.ndarray) -> np.ndarray:
     """`found` (labels,) with what it lacks to 1 shared out evenly to the `unnamed`, or if all are named in their proportion."""
     rest = max(0.0, 1.0 - float(found.sum()))
     if unnamed.any():
@@ -271,6 +243,6 @@ def _as_rows(tags: Sequence[Mapping[tuple[str, str], float]], labels: Sequence[s
         len(tags), len(labels)
     )
     unnamed = np.array([[name not in word for name in names] for word in tags]).reshape(len(tags), len(labels))
-    whole = [_with_the_rest(row, missing) for row, missing in zip(rows, unnamed, strict=True)]
+    whole = [with_the_rest(row, missing) for row, missing in zip(rows, unnamed, strict=True)]
     found: np.ndarray = np.clip(np.array(whole).reshape(len(tags), len(labels)), LEAST, 1.0)
     return found
