@@ -29,11 +29,10 @@ from compress.data.corpus import CorpusText, Piece, chunks, tokenised
 from compress.data.encoded import pad_id_of
 from compress.data.texts import TextFiles
 from compress.methods.catalogue import METHODS, Sizes
-from compress.models.activations import Part, read
+from compress.models.activations import Part, living_layers, read, relative_changes
 from compress.models.families import Family, layers_of
 from compress.models.grow_teacher import grown
 from compress.models.initialise import shape_in
-from compress.models.living_layers import living_layers, relative_changes
 from compress.models.pretrained import Opened, load_encoder, open_model, open_tokenizer
 from compress.runs.hardware import same_bits
 from compress.runs.lineage import save_with_lineage

@@ -15,7 +15,6 @@ from compress.models.heads import is_multi_label
 from compress.models.pretrained import (
     LONGEST_TEXT,
     check_labels,
-    check_weights,
     head_fault,
     open_unread,
     public_name_of,
@@ -23,6 +22,7 @@ from compress.models.pretrained import (
 )
 from compress.models.sentence_pooling import LEAST_TOKENS
 from compress.models.tokenizer_files import fast_tokenizer
+from compress.models.weight_checks import check_weights
 from serve.errors import BadInput
 from serve.text.entity_markers import MARKERS
 

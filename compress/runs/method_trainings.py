@@ -19,10 +19,9 @@ from compress.data.task import Task
 from compress.methods.catalogue import HEAD_STAGE, Stage
 from compress.methods.objectives import Projections
 from compress.models import task_heads
-from compress.models.activations import Part, sources_of
+from compress.models.activations import LIVES, Part, living_layers, nearest_living, relative_changes, sources_of
 from compress.models.families import encoder_of
 from compress.models.initialise import is_checkpoint
-from compress.models.living_layers import LIVES, living_layers, nearest_living, relative_changes
 from compress.models.pretrained import Opened, has_vocabulary_head, load, load_encoder, open_model
 from compress.models.sentence_pooling import SentencePooling, max_tokens_in, write_pooling
 from compress.progress import Notify, advancing, message, silent

@@ -5,10 +5,9 @@ import torch
 from encoders import encoder, inputs
 
 from benchmarks.distill.grow import twin_correlation
-from compress.models.activations import Part, read
+from compress.models.activations import Part, living_layers, nearest_living, read, relative_changes
 from compress.models.families import FAMILIES, layers_of, linear
 from compress.models.grow_teacher import grown
-from compress.models.living_layers import living_layers, nearest_living, relative_changes
 
 
 def strong(kind: str, head: str = ""):
