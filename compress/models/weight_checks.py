@@ -38,8 +38,8 @@ HARMLESS = {
 # First parts of the keys of heads that a model was pre-trained or used with before: they do not feed the head in use.
 OTHER_HEADS = frozenset((
     "cls", "lm_head", "predictions", "generator_predictions", "generator_lm_head", "discriminator_predictions", "head", "decoder",
-    "vocab_transform", "vocab_layer_norm", "vocab_projector", "mlm", "nsp", "sop_classifier", "qa_outputs", "classifier", "loss", "loss_fct",
-    "loss_fn", "criterion", "logits_proj", "sequence_summary", "lm_predictions", "mask_predictions",
+    "vocab_transform", "vocab_layer_norm", "vocab_projector", "mlm", "nsp", "sop_classifier", "qa_outputs", "classifier", "loss",
+    "loss_fct", "loss_fn", "criterion", "logits_proj", "sequence_summary", "lm_predictions", "mask_predictions",
 ))  # fmt: skip
 
 
