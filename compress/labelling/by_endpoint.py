@@ -17,8 +17,7 @@ from compress.data.examples import Example
 from compress.data.task import Task
 from compress.labelling.journal import ERROR, TOKENS
 from compress.tasks.labels import REPLY_CHARACTERS
-from serve.errors import BadInput
-from serve.retry import drawn_pause_s, retry_after_s
+from serve.errors import BadInput, drawn_pause_s, retry_after_s
 
 if TYPE_CHECKING:
     import httpx

@@ -22,7 +22,7 @@ from compress.labelling.by_command import ask_command
 from compress.labelling.by_endpoint import Endpoint, RequestCounts, ask_endpoint, system_prompt
 from compress.labelling.journal import ERROR, TOKENS, Journal, fields_of
 from compress.progress import Notify, advancing, message, silent
-from compress.settings import TASKS, Labelling
+from compress.settings import LABELLED_TASKS, Labelling
 from compress.tasks import task_named, task_of
 from serve.bundle.cpu import available_cores
 from serve.errors import BadInput
@@ -173,7 +173,7 @@ def _opened(settings: Labelling) -> _Teacher:
             raise BadInput(" ".join(faults))
         return _opened_model(settings)
     if not settings.task:
-        raise BadInput(f"--task is needed: what is answered, {one_of(TASKS)}.")
+        raise BadInput(f"--task is needed: what is answered, {one_of(LABELLED_TASKS)}.")
     task = task_named(settings.task, multi_label=settings.multi_label)
     if task.has_contexts:
         raise BadInput(

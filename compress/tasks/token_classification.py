@@ -48,7 +48,8 @@ class TokenClassification(Task):
 
     def needed_columns(self, columns: Columns, names: Container[str]) -> list[str]:
         """The text with its entities, or words with their tags."""
-        if columns.entities in names or not (columns.tokens in names or columns.tags_in(names)):
+        of_words = columns.tokens in names or columns.tags_in(names)
+        if columns.entities in names or columns.has_spans(names) or not of_words:
             return ["text", "entities"]
         return ["tokens", "tags"]
 

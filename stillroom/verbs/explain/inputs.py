@@ -91,7 +91,7 @@ def _examples(path: Path, task: Task | None, columns: Columns, notes: list[str])
         with suppress(UnreadableFrom):  # the reader of texts tells where
             _, row = next(rows_in(path, suffix, columns, TOKEN_CLASSIFICATION, []), (0, None))
         tags = isinstance(row, dict) and columns.tags_in(row) and columns.tokens in row
-        has_spans = isinstance(row, dict) and (columns.entities in row or bool(tags))
+        has_spans = isinstance(row, dict) and (columns.entities_in(row) is not None or bool(tags))
     if has_spans:
         return read_examples(path, TOKEN_CLASSIFICATION, columns, notes), True
     return read_asked(path, task or TEXT_CLASSIFICATION, columns, "--data"), False

@@ -152,7 +152,11 @@ def export_checkpoint(checkpoint: str, out: Path, settings: Exporting, beside: B
             return cast(Report, report)
 
         if model_report.missed:
-            raise model_report.refusal(_write_beside(out, report_of(None)))
+            for name, content in report_files(report_of(None)).items():
+                with replacing(out.with_name(f"{out.name}.{name}")) as unfinished:
+                    unfinished.write_bytes(content)
+            page = page_or(out.with_name(f"{out.name}.report.html"), f"{out.name}.report.json")
+            raise model_report.refusal(page)
         if texts.test:
             model_report = replace(model_report, test=scores_on_test(variants, texts.test, threads)[0])
         latency = None
@@ -368,11 +372,3 @@ def _claims_of(latency: ProfileDocument | None) -> list[str]:
         if latency
         else []
     )
-
-
-def _write_beside(out: Path, report: Report) -> Path:
-    """Writes the report of a refused bundle beside `out`."""
-    for name, content in report_files(report).items():
-        with replacing(out.with_name(f"{out.name}.{name}")) as beside:
-            beside.write_bytes(content)
-    return page_or(out.with_name(f"{out.name}.report.html"), f"{out.name}.report.json")

@@ -2,9 +2,7 @@
 
 import copy
 import dataclasses
-import resource
 import statistics
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -30,6 +28,7 @@ from compress.runs.method_chain import asks_words
 from compress.runs.method_trainings import HEAD_SHARE
 from compress.runs.stages import RunStage, seconds_of
 from compress.training.stage import rows_narrowed, step_losses
+from latency.measure.resources import resident_bytes
 from serve.errors import BadInput
 from stillroom.inputs.preflight import RunInputs
 from stillroom.inputs.recipe import Recipe
@@ -78,8 +77,8 @@ def timed_plan(inputs: RunInputs, stages: Sequence[RunStage]) -> Plan:
         BadInput: less than a tenth of the training fits into the recipe's `max_minutes`.
     """
     plan = fitted(full_plan(inputs), stages, timed_rates(inputs), inputs.recipe)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return dataclasses.replace(plan, memory_bytes=peak)
+    memory = resident_bytes()
+    return dataclasses.replace(plan, memory_bytes=memory.peak_bytes if memory else 0)
 
 
 def fitted(plan: Plan, stages: Sequence[RunStage], rates: Mapping[str, float], recipe: Recipe) -> Plan:
