@@ -7,10 +7,9 @@ from pathlib import Path
 from compress.data.carry_words import WordAnswer, added_up
 from compress.data.columns import USUAL, Columns
 from compress.data.examples import Entity, Example
-from compress.data.fields import label_of
 from compress.data.file_formats import SUFFIXES, looks_like_columns, rows_in, suffix_of
 from compress.data.labelled_files import check_there
-from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
+from compress.data.row_fields import BadRows, Fault, UnreadableFrom, label_of, note
 from compress.data.rows import unlabelled_example
 from compress.data.tags import from_tags
 from compress.data.task import Task

@@ -9,7 +9,7 @@ from pathlib import Path
 from compress.data.columns import USUAL, Columns
 from compress.data.examples import Example
 from compress.data.file_formats import SUFFIXES, looks_like_columns, rows_in, suffix_of
-from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
+from compress.data.row_fields import BadRows, Fault, UnreadableFrom, note
 from compress.data.rows import example_of
 from compress.data.tags import TagRows, names_of, scheme_faults, with_names
 from compress.data.task import Task

@@ -8,7 +8,7 @@ from unicodedata import normalize
 
 from compress.data.columns import USUAL, Columns
 from compress.data.examples import Entity, Example
-from compress.data.fields import label_of, pair_of, text_of
+from compress.data.row_fields import label_of, pair_of, text_of
 from compress.data.tags import from_tags
 from compress.data.task import Task
 from serve.text.entity_markers import MARKERS

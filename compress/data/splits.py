@@ -22,7 +22,7 @@ from compress.data.examples import (
 )
 from compress.data.file_formats import SUFFIXES, suffix_of
 from compress.data.labelled_files import ENTITIES_AS_JSON, LabelledFile, faults_of, no_rows, read_file, read_names
-from compress.data.row_faults import BadRows
+from compress.data.row_fields import BadRows
 from compress.data.task import Task
 from compress.data.teacher_labels import Held, TeacherLabels
 from compress.input_errors import Faults

@@ -18,7 +18,7 @@ from compress.data.encoded import Encoded
 from compress.data.examples import Example
 from compress.data.file_formats import SUFFIXES, rows_in, suffix_of
 from compress.data.labelled_files import check_there
-from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
+from compress.data.row_fields import BadRows, Fault, UnreadableFrom, note
 from compress.data.task import Task
 from serve.errors import BadInput
 from serve.text.entity_markers import has_markers

@@ -20,9 +20,8 @@ from compress.data.columns import USUAL, Columns
 from compress.data.corpus import MASKED_SHARE, RANDOM_SHARE, Masking
 from compress.data.encoded import IGNORED
 from compress.data.examples import SPLITS, Example, Splits, examples_fingerprint
-from compress.data.fields import text_of
 from compress.data.file_formats import SUFFIXES, rows_in, suffix_of
-from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
+from compress.data.row_fields import BadRows, Fault, UnreadableFrom, note, text_of
 from compress.data.sampler import Sampler
 from compress.data.splits import hold_out, split_files, what_is_in
 from compress.input_errors import Faults

@@ -12,8 +12,8 @@ from compress.data.answer_rows import Answer, probability_in
 from compress.data.columns import Columns
 from compress.data.encoded import IGNORED, Encoded, encoded_texts
 from compress.data.examples import Example, Splits, classes_of
-from compress.data.fields import label_of
 from compress.data.label_checks import spelling_warnings
+from compress.data.row_fields import label_of
 from compress.data.rows import check_labelled, labels_of, unlabelled_example
 from compress.data.task import Task
 from compress.data.teacher_labels import LEAST, with_the_rest

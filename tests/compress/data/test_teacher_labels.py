@@ -17,7 +17,7 @@ from compress.data.carry_words import WordAnswer, carry_words
 from compress.data.columns import Columns
 from compress.data.encoded import Encoded
 from compress.data.examples import Entity, Example
-from compress.data.row_faults import BadRows
+from compress.data.row_fields import BadRows
 from compress.data.task import Task
 from compress.data.teacher_labels import Held, TeacherLabels, read_teacher_labels, word_logits
 from compress.tasks import TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
