@@ -59,11 +59,6 @@ def with_tags_as(answer: Answer, read: Mapping[str, str]) -> Answer:
     return replace(answer, example=replace(answer.example, entities=_entities(words)), words=words)
 
 
-def likely_labels(answer: Answer) -> tuple[str, ...]:
-    """The labels that apply by `answer`, where any number of them may."""
-    return tuple(sorted(name for name, probability in answer.labels.items() if probability >= HALF))
-
-
 def named_in(answer: Answer) -> set[str]:
     """The labels that `answer` gives its text: classes, or labels of entities; not those that are only possible, and no numbers."""
     if answer.words is not None:

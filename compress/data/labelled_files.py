@@ -51,7 +51,8 @@ class LabelledFile:
 
     def add(self, row: object, line: int | None) -> None:
         """Keep the example in `row`, or its fault. UnreadableFrom if too many rows have faults."""
-        if isinstance(row, dict) and row.get(VERDICT) in REJECTED and not self._uses(VERDICT):
+        read = [getattr(self.columns, each) for each in self.task.columns]
+        if isinstance(row, dict) and row.get(VERDICT) in REJECTED and VERDICT not in read:
             self.rejected += 1
             return
         try:
@@ -79,9 +80,6 @@ class LabelledFile:
             for kind, first in self.first_odd.items()
             if (2 * self.words[kind] > self.words[""]) is most
         ]
-
-    def _uses(self, name: str) -> bool:
-        return name in [getattr(self.columns, each) for each in self.task.columns]
 
     @property
     def notes(self) -> list[str]:

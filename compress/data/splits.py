@@ -85,6 +85,20 @@ def read_splits(
     answered = train_from is not None and "train" not in found
     if train_from and answered:
         found["train"] = _answered(train_from, [example for examples in found.values() for example in examples])
+    notes = [note for reader in several for note in reader.notes]
+    packed = [] if saved else [reader.file for reader in several if Path(f"{reader.file}.gz").is_file()]
+    notes += [f"{file}.gz is not read, since {Path(file).name} is beside it." for file in packed]
+    return splits_of(found, data, seed, answered=answered, notes=notes)
+
+
+def splits_of(
+    found: dict[str, list[Example]], data: str, seed: int, *, answered: bool = False, notes: Sequence[str] = ()
+) -> Splits:
+    """The splits `found` in `data` by name; where there is none for validation, a part of train is held out.
+
+    Raises:
+        BadInput: train has one text, and validation none.
+    """
     held_out = "validation" not in found
     if held_out and len(found["train"]) < 2:
         raise BadInput(
@@ -95,9 +109,6 @@ def read_splits(
     digest = hashlib.sha256()
     for name in SPLITS:
         digest.update(examples_fingerprint(found[name]).encode())
-    notes = [note for reader in several for note in reader.notes]
-    packed = [] if saved else [reader.file for reader in several if Path(f"{reader.file}.gz").is_file()]
-    notes += [f"{file}.gz is not read, since {Path(file).name} is beside it." for file in packed]
     return Splits(
         found["train"], found["validation"], found["test"], held_out, digest.hexdigest(), answered, tuple(notes)
     )

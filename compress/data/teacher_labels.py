@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from compress.data.answer_rows import MOST_SUM, Answer, answer_in, likely_labels, named_in, with_tags_as
+from compress.data.answer_rows import HALF, MOST_SUM, Answer, answer_in, named_in, with_tags_as
 from compress.data.columns import USUAL, Columns
 from compress.data.encoded import Encoded
 from compress.data.examples import Example
@@ -54,10 +54,6 @@ class TeacherLabels:
         """The name of the model, or those of the files without their folders, which are private."""
         return self.asked[1] or " and ".join(Path(file).name for file in self.files)
 
-    def answer_to(self, example: Example) -> Answer | None:
-        """The answer to the text of `example`; None if there is none."""
-        return self.answers.get(_key(example))
-
     def without(self, examples: Iterable[Example], label: str = "") -> "TeacherLabels":
         """The answers to all texts but those of `examples`, whatever blanks are around them, and those whose answer is `label`."""
         held = Held(examples)
@@ -80,10 +76,11 @@ class TeacherLabels:
         """
         if not multi_label:
             return [answer.example for answer in self.answers.values()]
-        return [
-            replace(answer.example, label=likely_labels(answer)) if answer.labels else answer.example
-            for answer in self.answers.values()
-        ]
+        found = []
+        for answer in self.answers.values():
+            likely = tuple(sorted(name for name, probability in answer.labels.items() if probability >= HALF))
+            found.append(replace(answer.example, label=likely) if answer.labels else answer.example)
+        return found
 
     def check_kind(self, *, multi_label: bool, relations: bool) -> None:
         """Check that the answers are of the data's kind: one label or a list of them, with head and tail or without.
@@ -138,7 +135,7 @@ class TeacherLabels:
         With `encoded.multi_label` it is their sigmoid. None where there is no answer, or it does not reach to the last word.
         """
         return [
-            encoded.task.teacher_logits(answer, encoded, i) if (answer := self.answer_to(example)) else None
+            encoded.task.teacher_logits(answer, encoded, i) if (answer := self.answers.get(_key(example))) else None
             for i, example in enumerate(examples)
         ]
 

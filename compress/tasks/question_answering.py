@@ -11,7 +11,8 @@ from tokenizers import Encoding, Tokenizer
 from compress.data.columns import Columns
 from compress.data.encoded import Encoded, pad_id_of
 from compress.data.examples import Example, Splits
-from compress.data.rows import question_example
+from compress.data.row_fields import text_of
+from compress.data.rows import answer_place, answers_in
 from compress.data.task import Task
 from compress.evaluation.metrics import Acceptable, Prediction
 from compress.evaluation.questions import ANSWER_F1, best_answer_from, given, said_of, span_distance
@@ -42,7 +43,13 @@ class QuestionAnswering(Task):
         return [*self.columns]
 
     def example_of(self, row: dict[str, Any], columns: Columns) -> Example:
-        return question_example(row, columns, self)
+        """The question of a row, with its context and its answers."""
+        if columns.missing([*row], self):
+            raise ValueError(columns.fault_of_row(row, self))
+        question, context = text_of(row, columns.question), text_of(row, columns.context)
+        answers = answers_in(row[columns.answers], columns.answers)
+        places = [answer_place(each, context, columns.answers) for each in answers]
+        return Example(question, context, answers=tuple(dict.fromkeys(places)))
 
     def labels_in(self, examples: Iterable[Example]) -> tuple[str, ...]:
         """The start and the end of an answer."""

@@ -14,8 +14,9 @@ from compress.data.columns import Columns
 from compress.data.encoded import IGNORED, Encoded, encoded_rows, entities_at
 from compress.data.examples import Example, Splits
 from compress.data.label_checks import prefix_warnings, spelling_warnings
-from compress.data.rows import entities_and_items, entities_example
-from compress.data.tags import tags_fault
+from compress.data.row_fields import text_of
+from compress.data.rows import entities_and_items
+from compress.data.tags import from_tags, tags_fault
 from compress.data.task import Task
 from compress.data.teacher_labels import word_logits
 from compress.evaluation.metrics import ENTITY_F1, Prediction, scored_spans, widened
@@ -54,7 +55,19 @@ class TokenClassification(Task):
         return ["tokens", "tags"]
 
     def example_of(self, row: dict[str, Any], columns: Columns) -> Example:
-        return entities_example(row, columns, self)
+        """The text of a row with its entities, or its words with their tags."""
+        name = columns.entities_in(row)
+        if name is None:
+            tags = columns.tags_in(row)
+            if columns.tokens in row and tags is not None:
+                return from_tags(row[columns.tokens], row[tags], (columns.tokens, tags))
+        if columns.text not in row or name is None:
+            raise ValueError(columns.fault_of_row(row, self))
+        text = text_of(row, columns.text)
+        # Prodigy writes no `spans` where a text has none, and a table of its rows null.
+        given = [] if row.get(name) is None and (name == "spans" or name not in row) else row[name]
+        found = entities_and_items(given, text, name)
+        return Example(text, entities=tuple(entity for entity, _ in found))
 
     def teacher_answer(self, row: dict[str, Any], example: Example, columns: Columns) -> Answer | None:
         """The answer in the fields `words` or `entities`."""
