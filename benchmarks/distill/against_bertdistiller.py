@@ -76,7 +76,7 @@ def side_by_side(given: argparse.Namespace, folder: Path, precision: str, *, gro
         "student_layers": shape.layers,
         "student_width": shape.hidden, "student_heads": shape.heads, "relation_heads": term.heads,
     }  # fmt: skip
-    student, _ = student_of(teacher, BERT, shape, seed=0)
+    student, _ = student_of(teacher, shape, seed=0)
     pieces = chunks(given.texts, open_tokenizer(open_model(str(folder / "teacher"))), given.tokens)
     (folder / "pieces.json").write_text(json.dumps([piece.ids.tolist() for piece in pieces]))
     text = CorpusText(pieces, 0, given.batch, 0)

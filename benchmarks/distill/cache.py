@@ -91,10 +91,10 @@ def main() -> None:
         pieces = tokenised(texts, open_tokenizer(opened), given.tokens, folder / "text", fingerprint="benchmark")
         parts = sorted(stage.objective.teacher_parts())
         cache = teacher_cache(
-            folder / "cache", lambda: teacher, BERT, pieces, parts, pad_id=0, precision=given.precision, identity={}
+            folder / "cache", lambda: teacher, pieces, parts, pad_id=0, precision=given.precision, identity={}
         )
         live = CorpusText(pieces, 0, given.batch, 0)
-        students = [student_of(teacher, BERT, shape, seed=0)[0] for _ in range(2)]
+        students = [student_of(teacher, shape, seed=0)[0] for _ in range(2)]
         learners = [
             Learner(teacher, student, text, stage, given.precision)
             for student, text in zip(students, (live, CachedTeacherText(live, cache)), strict=True)

@@ -224,9 +224,7 @@ class Bench:
         opened = inputs.opened
 
         def make(folder: Path) -> None:
-            student, origin = student_of(
-                load_encoder(opened, seed=0), opened.family, inputs.shape, seed=0, new_layers=body == "new"
-            )
+            student, origin = student_of(load_encoder(opened, seed=0), inputs.shape, seed=0, new_layers=body == "new")
             save_with_lineage(student, opened, folder, {"origin": origin})
 
         return self.stage(f"body-{body}", make)

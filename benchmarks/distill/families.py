@@ -77,7 +77,7 @@ def models(kind: str, stage: Stage, vocabulary: int) -> tuple[Any, Any]:
         for name, parameter in teacher.named_parameters():
             if parameter.ndim == 2:
                 parameter.mul_(60 if name.startswith("classifier") else 6)
-    student, _ = student_of(teacher, FAMILIES[kind], SHAPE, seed=1, new_layers=True)
+    student, _ = student_of(teacher, SHAPE, seed=1, new_layers=True)
     with torch.no_grad():
         for name, parameter in student.named_parameters():
             if name.startswith("classifier") and parameter.ndim == 2:

@@ -129,15 +129,13 @@ def _measured(smaller: Opened, opened: Opened, given: argparse.Namespace) -> dic
     inputs = _sample(smaller, given)
     real = inputs["attention_mask"].bool()
     ends = (Part("hidden", model.config.num_hidden_layers), Part("hidden", teacher.config.num_hidden_layers))
-    changes = relative_changes(model, opened.family, inputs)
+    changes = relative_changes(model, inputs)
     with torch.no_grad():
-        ours, theirs = (
-            read(m, opened.family, inputs, [end])[end][real] for m, end in zip((model, teacher), ends, strict=True)
-        )
+        ours, theirs = (read(m, inputs, [end])[end][real] for m, end in zip((model, teacher), ends, strict=True))
     theirs = theirs.repeat_interleave(ours.shape[1] // theirs.shape[1], dim=1)
     return {
         "relative_changes": _rounded(changes),
-        "with_scale": _rounded(relative_changes(model, opened.family, inputs, rescaled=False)),
+        "with_scale": _rounded(relative_changes(model, inputs, rescaled=False)),
         "living": living_layers(changes),
         "twin_correlation": {of: round(r, 3) for of, r in twin_correlation(model, opened.family, inputs).items()},
         "cosine_to_smaller": round(float(torch.nn.functional.cosine_similarity(ours, theirs, dim=-1).mean()), 3),
@@ -165,10 +163,10 @@ def twin_correlation(model: nn.Module, family: Family, inputs: Mapping[str, Tens
     By part of the layers (hidden states, queries, keys, values), averaged over units and layers. 1 means that the twins say the
     same, 0 that they say no more alike than any two units. Arguments as of `relative_changes`.
     """
-    numbers = range(1, len(layers_of(model, family)) + 1)
+    numbers = range(1, len(layers_of(model)) + 1)
     real = inputs["attention_mask"].bool()
     with torch.no_grad():
-        found = read(model, family, inputs, [Part(of, number) for of in TWIN_PARTS for number in numbers])
+        found = read(model, inputs, [Part(of, number) for of in TWIN_PARTS for number in numbers])
         return {
             of: float(torch.stack([_correlation(found[of, number][real].double()) for number in numbers]).mean())
             for of in TWIN_PARTS

@@ -40,7 +40,7 @@ class Learner:
 
     def __init__(self, opened: Any, shape: Any, stage: Stage, text: CorpusText, precision: str) -> None:
         self.teacher = load_encoder(opened, seed=0).eval()
-        self.student = student_of(self.teacher, opened.family, shape, seed=0)[0]
+        self.student = student_of(self.teacher, shape, seed=0)[0]
         self.stage, self.text, self.precision = stage, text, precision
         self.maps = Projections(stage.objective, self.teacher.config, self.student.config)
         self.speeds: list[float] = []

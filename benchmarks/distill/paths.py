@@ -89,7 +89,7 @@ def student_by(
 ) -> Any:
     """The student, its loss curve, and the seconds of its training."""
     teacher = load_encoder(inputs.opened, seed=0).eval()
-    student, _ = student_of(teacher, BERT, inputs.shape, seed=seed)
+    student, _ = student_of(teacher, inputs.shape, seed=seed)
     for module in student.modules():
         if isinstance(module, nn.Dropout) and not dropout:
             module.p = 0.0

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from compress.losses.outputs import full
 from compress.losses.tiled_relations import Dots
 from compress.losses.vectors import split_heads
-from compress.models.families import Family, encoder_of, layers_of, linear
+from compress.models.families import encoder_of, family_in, layers_of, linear
 from compress.models.precision import own_precision
 from compress.models.sharded_layers import is_sharded
 from serve.errors import BadInput
@@ -71,7 +71,6 @@ class _Enough(Exception):
 
 def read(
     model: nn.Module,
-    family: Family,
     inputs: Mapping[str, Tensor],
     wanted: Collection[Part],
     *,
@@ -83,8 +82,7 @@ def read(
     Scores are those before any mask and the softmax, and include the family's positions.
 
     Args:
-        model: an encoder of `family` with any head, or none.
-        family: the model's module paths.
+        model: an encoder with any head, or none.
         inputs: the arguments of its forward: `input_ids` and `attention_mask`, both (batch, tokens), and others.
         wanted: the parts.
         output: whether the model's output is wanted too; it is then in `output`.
@@ -94,7 +92,7 @@ def read(
     Raises:
         BadInput: a layer that the model does not have.
     """
-    layers = layers_of(model, family)
+    layers = layers_of(model)
     for part in wanted:
         if not (0 if part.of == "hidden" else 1) <= part.layer <= len(layers):
             raise BadInput(f"Layer {part.layer} has no {part.of} to read. Give a layer from 1 to {len(layers)}.")
@@ -103,12 +101,12 @@ def read(
     if not wanted and not output:
         return Activations({})
     answer = words = None
-    with _hooks(model, family, sources, found, leave=not output), _asked(model, rows) as vectors:
+    with _hooks(model, sources, found, leave=not output), _asked(model, rows) as vectors:
         with suppress(_Enough), own_precision(model):
             answer = model(**inputs)
     if vectors:
         words = Unprojected(vectors[0], model.get_output_embeddings())  # type: ignore[operator]
-    return replace(assembled(model, family, found, wanted, answer), words=words)
+    return replace(assembled(model, found, wanted, answer), words=words)
 
 
 def sources_of(wanted: Collection[Part]) -> set[Part]:
@@ -118,16 +116,16 @@ def sources_of(wanted: Collection[Part]) -> set[Part]:
 
 
 def assembled(
-    model: nn.Module, family: Family, found: Mapping[Part, Tensor], wanted: Collection[Part], output: Any = None
+    model: nn.Module, found: Mapping[Part, Tensor], wanted: Collection[Part], output: Any = None
 ) -> Activations:
     """The parts `wanted`, assembled from `found`, the vectors of `sources_of`."""
     scores: dict[int, Dots] = {}
-    layers = layers_of(model, family)
+    layers = layers_of(model)
     for layer in {part.layer for part in wanted if part.of == "scores"}:
         heads = int(model.config.num_attention_heads)  # type: ignore[union-attr, arg-type]
         queries, keys = (split_heads(full(found[Part(of, layer)]), heads) for of in ("queries", "keys"))
         with torch.autocast(queries.device.type, enabled=False):
-            scores[layer] = family.attends(encoder_of(model), layers[layer - 1], queries, keys)
+            scores[layer] = family_in(model).attends(encoder_of(model), layers[layer - 1], queries, keys)
     return Activations({part: found[part] for part in wanted if part in found}, scores, output)
 
 
@@ -161,12 +159,10 @@ def _asked(model: nn.Module, rows: Tensor | None) -> Iterator[list[Tensor]]:
 
 
 @contextmanager
-def _hooks(
-    model: nn.Module, family: Family, sources: set[Part], found: dict[Part, Tensor], *, leave: bool
-) -> Iterator[None]:
+def _hooks(model: nn.Module, sources: set[Part], found: dict[Part, Tensor], *, leave: bool) -> Iterator[None]:
     """Context in which `model` writes each part of `sources` into `found`; with `leave`, the last one ends the forward pass, but not in
     the middle of a layer that is cut over processes."""
-    layers = layers_of(model, family)
+    layers, family = layers_of(model), family_in(model)
     # A layer that is cut over processes gives its gathered weights back at its own end.
     ends_layers = is_sharded(layers[0])
 
@@ -215,24 +211,21 @@ def _hooks(
 LIVES = 0.1  # a layer lives if its `relative_changes` are at least this (ours)
 
 
-def relative_changes(
-    model: nn.Module, family: Family, inputs: Mapping[str, Tensor], *, rescaled: bool = True
-) -> tuple[float, ...]:
+def relative_changes(model: nn.Module, inputs: Mapping[str, Tensor], *, rescaled: bool = True) -> tuple[float, ...]:
     """How much each layer changes its input: the least `|c layer(x) - x| / |x|` over `c`, averaged over real tokens.
 
     `c` is chosen for each token, so this is the sine of the angle between a token's vectors before and after the layer. A layer
     with LayerNorm after its branches rescales every token even if the branches add nothing, and that is no change.
 
     Args:
-        model: an encoder of `family` with any head, or none.
-        family: the model's module paths.
+        model: an encoder with any head, or none.
         inputs: `input_ids` and `attention_mask` (batch, tokens) of some texts, where the model is.
         rescaled: False takes `c = 1`, so that scale counts as well.
     """
-    numbers = range(len(layers_of(model, family)) + 1)
+    numbers = range(len(layers_of(model)) + 1)
     real = inputs["attention_mask"].bool()
     with torch.no_grad():
-        found = read(model, family, inputs, [Part("hidden", number) for number in numbers])
+        found = read(model, inputs, [Part("hidden", number) for number in numbers])
         hidden = [found["hidden", number][real].double() for number in numbers]  # (real tokens, width) each
         return tuple(float(_change(before, after, rescaled).mean()) for before, after in pairwise(hidden))
 

@@ -148,9 +148,14 @@ def encoder_of(model: nn.Module) -> nn.Module:
     return model.get_submodule(prefix) if hasattr(model, prefix) else model
 
 
-def layers_of(model: nn.Module, family: Family) -> nn.ModuleList:
+def family_in(model: Any) -> Family:
+    """The family of a `model` that was opened: by its configuration."""
+    return FAMILIES[model.config.model_type]
+
+
+def layers_of(model: nn.Module) -> nn.ModuleList:
     """The encoder layers of `model`, first to last."""
-    layers = encoder_of(model).get_submodule(family.layers)
+    layers = encoder_of(model).get_submodule(family_in(model).layers)
     assert isinstance(layers, nn.ModuleList)
     return layers
 

@@ -216,7 +216,7 @@ def _on_living_layers(stage: Stage, teacher: Any, given: MethodInputs) -> tuple[
     """
     sample = CorpusText(given.pieces[:SAMPLE], pad_id_of(given.tokenizer), SAMPLE, given.settings.seed).at(0)
     # The main process's count: on another processor they may differ in the last bits.
-    changes = distributed.broadcast(relative_changes(teacher, given.opened.family, sample.inputs))
+    changes = distributed.broadcast(relative_changes(teacher, sample.inputs))
     living, said = on_living_layers(stage, changes)
     if living != stage and given.teacher_cache:
         raise BadInput(f"{said[0]} --teacher-cache keeps only the layer that the settings name. Leave it out.")
@@ -291,7 +291,7 @@ def _cached(given: MethodInputs, link: Link, teacher: Any) -> TeacherCache:
     identity = cached_of(opened, given.settings.device) | {"text or --tokens": given.pieces.fingerprint}
     with advancing(given.notify, "teacher cache") as shown:
         cache = teacher_cache(
-            folder, lambda: teacher, opened.family, given.pieces, kept_parts(link.stages),
+            folder, lambda: teacher, given.pieces, kept_parts(link.stages),
             pad_id=pad_id_of(given.tokenizer), precision=given.settings.precision, identity=identity,
             device=given.settings.device, report=shown,
         )  # fmt: skip

@@ -100,7 +100,6 @@ def make_start(folder: Path, inputs: TaskInputs, teacher: Path | None) -> None:
         return
     student, origin = student_of(
         load_stage(teacher, inputs) if teacher else model_with_head(inputs),
-        opened.family,
         inputs.shape,
         seed=inputs.settings.seed,
         chosen=layers_named(start, opened.config, inputs.shape),

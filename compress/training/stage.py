@@ -30,7 +30,7 @@ from compress.methods.objectives import (
 )
 from compress.methods.presets import Schedule
 from compress.models.activations import Activations, Part, assembled, read
-from compress.models.families import FAMILIES, encoder_of, kept_apart, layers_of
+from compress.models.families import encoder_of, family_in, kept_apart, layers_of
 from compress.models.precision import weights_in
 from compress.models.sharded_layers import check_equal_shares, is_sharded, shard_layers
 from compress.models.task_heads import standardised
@@ -128,8 +128,7 @@ def train_stage(
             stack.enter_context(standardised(unit, *(model for model in (student, teacher) if model is not None)))
         if teacher is not None and settings.teacher_shard:
             check_equal_shares(settings.accumulate)
-            family = FAMILIES[teacher.config.model_type]
-            shard_layers(teacher.eval(), family, device_of_process(settings.device), settings.precision)
+            shard_layers(teacher.eval(), device_of_process(settings.device), settings.precision)
         elif teacher is not None:
             teacher.eval().to(device_of_process(settings.device))
             # A generator's teacher keeps float32: its logits over the vocabulary are what is learned.
@@ -202,14 +201,13 @@ def step_losses(
         if objective.layers:
             expect(batch.inputs["attention_mask"], on_cpu.inputs["attention_mask"])
         with torch.no_grad():
-            family = FAMILIES[teacher.config.model_type]
-            if not is_sharded(layers_of(teacher, family)[0]):
+            if not is_sharded(layers_of(teacher)[0]):
                 teacher.to(device)
             if batch.teacher_activations is None:
                 theirs = _read(teacher, objective, batch, teacher=True)
             else:
                 kept = {Part(*part): value for part, value in batch.teacher_activations.items()}
-                theirs = assembled(teacher, family, kept, objective.teacher_parts())
+                theirs = assembled(teacher, kept, objective.teacher_parts())
     seen = batch
     if remap is not None:
         rows = torch.from_numpy(remap[on_cpu.inputs["input_ids"].numpy()])
@@ -297,17 +295,16 @@ def rows_in_use(model: Any, ids: Iterable[np.ndarray], pad_id: int) -> Iterator[
 
 
 def _read(model: Any, objective: Objective, batch: Batch, *, teacher: bool) -> Activations:
-    family = FAMILIES[model.config.model_type]
     wanted = objective.teacher_parts() if teacher else objective.student_parts()
     output = objective.asks_teacher if teacher else bool(objective.outputs)
     if batch.generates:
-        return Activations({}, words=asked_words(model, family, batch.inputs, batch.row_index))
+        return Activations({}, words=asked_words(model, batch.inputs, batch.row_index))
     rows = _rows(batch, objective) if objective.masks_tokens and output else None
     inputs = kept_apart(model, inputs_for(model, batch.inputs))
-    if batch.full and family.packs:
+    if batch.full and family_in(model).packs:
         # transformers would wait for the GPU to see that there is nothing to mask.
         inputs = {name: value for name, value in inputs.items() if name != "attention_mask"}
-    return read(model, family, inputs, wanted, output=output, rows=rows)
+    return read(model, inputs, wanted, output=output, rows=rows)
 
 
 def _weight(term: OutputTerm, batch: Batch) -> float:

@@ -38,8 +38,7 @@ WANTED = (
 def bytes_held(model: nn.Module, family: Family) -> int:
     """Bytes of the layers' weights that this process holds."""
     return sum(
-        getattr(weight, "_local_tensor", weight).untyped_storage().nbytes()
-        for weight in layers_of(model, family).parameters()
+        getattr(weight, "_local_tensor", weight).untyped_storage().nbytes() for weight in layers_of(model).parameters()
     )
 
 
@@ -56,7 +55,7 @@ def compared(kind: str, precision: str) -> dict[str, Any]:
     family = FAMILIES[kind]
     whole = encoder(kind, "ForMaskedLM")
     sharded = copy.deepcopy(whole)
-    shard_layers(sharded, family, CPU, precision)
+    shard_layers(sharded, CPU, precision)
     apart, shares = 0.0, []
     readings: list[dict[str, Any]] = [{"wanted": wanted} for wanted in WANTED]
     readings += [
@@ -66,7 +65,7 @@ def compared(kind: str, precision: str) -> dict[str, Any]:
     with torch.no_grad(), weights_in(whole, precision), computing(CPU, precision):
         full = bytes_held(whole, family)
         for reading in readings:
-            ours, theirs = (numbers(read(model, family, inputs(), **reading)) for model in (whole, sharded))
+            ours, theirs = (numbers(read(model, inputs(), **reading)) for model in (whole, sharded))
             assert len(ours) == len(theirs) > 0, (reading, len(ours), len(theirs))
             apart = max(apart, *(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True)))
             shares.append(bytes_held(sharded, family) / full)

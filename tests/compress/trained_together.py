@@ -48,7 +48,7 @@ def trained(
     stage = stages_of(method, Sizes(4, 2, 24, 24))[0]
     masks = stage.objective.masks_tokens
     teacher = encoder("bert", "ForMaskedLM" if masks else "", seed=0).double()
-    student, _ = student_of(teacher, FAMILIES["bert"], Shape(2, 24, 4, 48), seed=1, new_layers=True)
+    student, _ = student_of(teacher, Shape(2, 24, 4, 48), seed=1, new_layers=True)
     student.double()
     with torch.no_grad():
         if not distributed.main():  # the start of the main one counts

@@ -83,7 +83,7 @@ def by_the_paper(term: LayerTerm, theirs: Activations, ours: Activations, heads:
     ],
 )
 def test_losses_and_gradients_are_the_means_over_the_pieces_alone(kind: str, method: str) -> None:
-    stage, family = stage_of(method), FAMILIES[kind]
+    stage = stage_of(method)
     teacher, student, maps = prepared(kind, stage)
     text = CorpusText(PIECES, 1, 8, 0, row_tokens=ROW)
     kinds_of_rows = set()
@@ -94,8 +94,8 @@ def test_losses_and_gradients_are_the_means_over_the_pieces_alone(kind: str, met
         alone = []
         for piece in np.concatenate(chosen):
             given = {"input_ids": torch.from_numpy(PIECES[piece].ids)[None]}
-            theirs = read(teacher, family, given, stage.objective.teacher_parts())
-            ours = read(student, family, given, stage.objective.student_parts())
+            theirs = read(teacher, given, stage.objective.teacher_parts())
+            ours = read(student, given, stage.objective.student_parts())
             terms = [term.weight * by_the_paper(term, theirs, ours, 4, maps) for term in stage.objective.layers]
             alone.append(torch.stack(terms).sum())
         expected = torch.stack(alone).mean()
