@@ -27,15 +27,12 @@ from compress.data.texts import read_texts
 from compress.losses.outputs import total
 from compress.methods.catalogue import Sizes, stages_of
 from compress.methods.objectives import Projections
-from compress.models.families import FAMILIES
 from compress.models.initialise import student_of
 from compress.models.precision import computing, weights_in
 from compress.models.pretrained import load_encoder, open_model, open_tokenizer
 from compress.models.shapes import shape_of
 from compress.training.stage import step_losses
 from compress.training.teacher_cache import CachedTeacherText, teacher_cache
-
-BERT = FAMILIES["bert"]
 
 
 class Learner:

@@ -36,7 +36,8 @@ from compress.models.families import FAMILIES  # noqa: E402
 from compress.models.initialise import student_of  # noqa: E402
 from compress.models.shapes import Shape  # noqa: E402
 from compress.tasks import TEXT_CLASSIFICATION  # noqa: E402
-from compress.training.stage import StageSettings, step_losses, train_stage  # noqa: E402
+from compress.training.loop import StageSettings  # noqa: E402
+from compress.training.stage import step_losses, train_stage  # noqa: E402
 from serve.text.tokenizer import load_tokenizer  # noqa: E402
 
 SIZES = Sizes(4, 2, 24, 24)

@@ -30,7 +30,7 @@ from compress.data.encoded import pad_id_of
 from compress.data.texts import TextFiles
 from compress.methods.catalogue import METHODS, Sizes
 from compress.models.activations import Part, living_layers, read, relative_changes
-from compress.models.families import Family, layers_of
+from compress.models.families import layers_of
 from compress.models.grow_teacher import grown
 from compress.models.initialise import shape_in
 from compress.models.pretrained import Opened, load_encoder, open_model, open_tokenizer
@@ -41,7 +41,7 @@ from compress.runs.method_stages import run_method
 from compress.runs.method_trainings import MethodInputs, fit_head
 from compress.runs.resumable_stages import Workdir
 from compress.runs.stages import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
-from compress.training.stage import StageSettings
+from compress.training.loop import StageSettings
 from stillroom.console import show
 
 LONGEST, BATCH, MEASURED, MOST_TOKENS = 128, 8, 32, 1_000_000  # MEASURED: pieces of the corpus
@@ -137,7 +137,7 @@ def _measured(smaller: Opened, opened: Opened, given: argparse.Namespace) -> dic
         "relative_changes": _rounded(changes),
         "with_scale": _rounded(relative_changes(model, inputs, rescaled=False)),
         "living": living_layers(changes),
-        "twin_correlation": {of: round(r, 3) for of, r in twin_correlation(model, opened.family, inputs).items()},
+        "twin_correlation": {of: round(r, 3) for of, r in twin_correlation(model, inputs).items()},
         "cosine_to_smaller": round(float(torch.nn.functional.cosine_similarity(ours, theirs, dim=-1).mean()), 3),
     }
 
@@ -157,7 +157,7 @@ def _rounded(values: tuple[float, ...]) -> list[float]:
     return [round(value, 3) for value in values]
 
 
-def twin_correlation(model: nn.Module, family: Family, inputs: Mapping[str, Tensor]) -> dict[str, float]:
+def twin_correlation(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, float]:
     """The mean correlation over real tokens of units `2 i` and `2 i + 1`, which a grown model starts as copies of one.
 
     By part of the layers (hidden states, queries, keys, values), averaged over units and layers. 1 means that the twins say the

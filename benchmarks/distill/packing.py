@@ -29,7 +29,8 @@ from compress.models.initialise import student_of
 from compress.models.precision import computing, weights_in
 from compress.models.pretrained import load_encoder, open_model, open_tokenizer
 from compress.models.shapes import shape_of
-from compress.training.stage import StageSettings, rows_in_use, step_losses, train_stage
+from compress.training.loop import StageSettings
+from compress.training.stage import rows_in_use, step_losses, train_stage
 from stillroom.verbs.demo import teacher_folder
 
 TURN = 4_000  # tokens

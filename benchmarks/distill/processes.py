@@ -27,7 +27,8 @@ from compress.methods.catalogue import Sizes, stages_of
 from compress.methods.objectives import Projections
 from compress.models.initialise import student_of
 from compress.models.shapes import Shape
-from compress.training.stage import StageSettings, train_stage
+from compress.training.loop import StageSettings
+from compress.training.stage import train_stage
 
 VOCABULARY = 4_000
 WIDTH, HEADS, LAYERS, TOKENS = 64, 4, 4, 64

@@ -32,7 +32,8 @@ from compress.runs.resumable_stages import TRAINING
 from compress.runs.stages import folder_fingerprint, trained_with
 from compress.runs.task_inputs import TaskInputs
 from compress.training.checkpoint import write_safetensors
-from compress.training.stage import StageSettings, train_stage, validating, validation_interval
+from compress.training.loop import StageSettings
+from compress.training.stage import train_stage, validating, validation_interval
 from compress.training.teacher_cache import CachedTeacherText, TeacherCache, teacher_cache
 from serve.errors import BadInput
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,7 +36,7 @@ from compress.models.sharded_layers import check_equal_shares, is_sharded, shard
 from compress.models.task_heads import standardised
 from compress.models.unilm import asked_words
 from compress.training.checkpoint import Progress
-from compress.training.loop import Report, Validation, device_of_process, train
+from compress.training.loop import Report, StageSettings, Validation, device_of_process, train
 from compress.training.metrics import Prefetcher
 
 MOST_VALIDATIONS = 10  # of one training
@@ -55,27 +55,6 @@ class Text(Protocol):
     def ids(self) -> list[np.ndarray]: ...  # noqa: D102
 
     def at(self, step: int) -> Batch: ...  # noqa: D102
-
-
-@dataclass(frozen=True)
-class StageSettings:
-    """Settings of one training that its stage leaves open."""
-
-    steps: int
-    seed: int = 0
-    precision: str = "fp32"
-    checkpoint_every_s: float = 30.0
-    # Replaces the stage's own rate; 0 keeps that.
-    learning_rate: float = 0.0
-    device: str = "auto"  # cpu, cuda, or auto: a GPU if there is one
-    # Parts that each batch is computed in, one after the other, to need less memory.
-    accumulate: int = 1
-    # Names of `compress.training.metrics` that get the metrics too.
-    trackers: tuple[str, ...] = ()
-    # Replaces `steps` and the stage's rate, warm-up and betas (see `compress.methods.presets`).
-    schedule: Schedule | None = None
-    # Cut the teacher's layers over all processes.
-    teacher_shard: bool = False
 
 
 def train_stage(
@@ -144,14 +123,9 @@ def train_stage(
             _Trained(student, maps) if maps.maps else student,
             loss_at,
             schedule,
+            settings,
             folder=folder,
-            seed=settings.seed,
             validation=None if validation is None else validation(remap),
-            precision=settings.precision,
-            device=settings.device,
-            accumulate=settings.accumulate,
-            trackers=settings.trackers,
-            checkpoint_every_s=settings.checkpoint_every_s,
             batches=batches,
             report=report,
         )

@@ -26,8 +26,7 @@ from compress.runs.stages import fingerprint, folder_fingerprint, texts_fingerpr
 from compress.runs.task_inputs import TaskInputs, scored_rows, unseen
 from compress.runs.task_stages import load_stage
 from compress.settings import FineTunedTeacher, TaskData, TaskSettings
-from compress.training.loop import Diverged
-from compress.training.stage import StageSettings
+from compress.training.loop import Diverged, StageSettings
 from latency.measure.resources import resident_bytes
 from serve.bundle.cpu import available_cores
 from serve.bundle.manifest import canonical_json

@@ -20,7 +20,7 @@ from compress.runs.method_trainings import Labelled, MethodInputs
 from compress.runs.resumable_stages import STATE, Workdir
 from compress.runs.stages import fingerprint, trained_with
 from compress.runs.task_inputs import scored_rows
-from compress.training.stage import StageSettings
+from compress.training.loop import StageSettings
 from serve.errors import BadInput
 from serve.files import replacing_folder
 from stillroom.console import say

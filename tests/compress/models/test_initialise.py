@@ -22,7 +22,8 @@ from compress.models.initialise import (
 )
 from compress.models.pretrained import load_encoder, open_model, open_tokenizer
 from compress.models.shapes import Shape, spread_layers
-from compress.training.stage import StageSettings, train_stage
+from compress.training.loop import StageSettings
+from compress.training.stage import train_stage
 from serve.errors import BadInput
 
 TEACHERS = sorted(FAMILIES)

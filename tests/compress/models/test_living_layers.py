@@ -59,10 +59,10 @@ def test_the_nearest_living_layer_is_the_lower_of_two() -> None:
 def test_noise_parts_twins_and_leaves_the_function_near() -> None:
     model, bert, given = strong("bert"), FAMILIES["bert"], inputs()
     copies, parted = grown(model, bert), grown(model, bert, noise=0.1)
-    assert twin_correlation(copies, bert, given) == pytest.approx(dict.fromkeys(("hidden", *QKV), 1.0))
-    alike = twin_correlation(parted, bert, given)
+    assert twin_correlation(copies, given) == pytest.approx(dict.fromkeys(("hidden", *QKV), 1.0))
+    alike = twin_correlation(parted, given)
     assert all(0.9 < alike[of] < 0.999 for of in ("hidden", *QKV))
-    assert twin_correlation(model, bert, given)["hidden"] < 0.5  # neighbours that are no twins
+    assert twin_correlation(model, given)["hidden"] < 0.5  # neighbours that are no twins
     real, last = given["attention_mask"].bool(), Part("hidden", 8)
     before, after = (read(m, given, [last])[last][real] for m in (copies, parted))
     assert torch.nn.functional.cosine_similarity(before, after, dim=-1).min() > 0.9

@@ -20,7 +20,8 @@ from compress.methods.catalogue import METHODS, Sizes, Stage, stages_of
 from compress.methods.objectives import LayerTerm, Projections
 from compress.models.activations import Activations, read
 from compress.models.families import FAMILIES
-from compress.training.stage import StageSettings, step_losses, train_stage
+from compress.training.loop import StageSettings
+from compress.training.stage import step_losses, train_stage
 
 PACKED = sorted(kind for kind in FAMILIES if kind != "modernbert")
 METHODS_THAT_PACK = [name for name in METHODS if any(stage.pack for stage in stages_of(name, SIZES))]

@@ -22,8 +22,8 @@ from compress.methods.objectives import Projections, check_objective, layer_loss
 from compress.models.activations import read
 from compress.models.families import FAMILIES, layers_of
 from compress.models.shapes import Shape
-from compress.training.loop import CHECKPOINT
-from compress.training.stage import StageSettings, step_losses, train_stage
+from compress.training.loop import CHECKPOINT, StageSettings
+from compress.training.stage import step_losses, train_stage
 from serve.errors import BadInput
 
 

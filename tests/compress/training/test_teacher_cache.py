@@ -23,7 +23,8 @@ from compress.models.families import FAMILIES
 from compress.models.initialise import student_of
 from compress.models.shapes import Shape
 from compress.training import teacher_cache as module
-from compress.training.stage import StageSettings, step_losses, train_stage
+from compress.training.loop import StageSettings
+from compress.training.stage import step_losses, train_stage
 from compress.training.teacher_cache import CachedTeacherText, Layout, TeacherCache, teacher_cache
 from serve.errors import BadInput
 
@@ -150,7 +151,7 @@ def test_a_kill_loses_a_moments_work_and_no_bit(
         file.write(b"half a piece")
     asked: list[int] = []
     answers = module._answers
-    monkeypatch.setattr(module, "_answers", lambda *given: (asked.append(len(given[3])), answers(*given))[1])
+    monkeypatch.setattr(module, "_answers", lambda *given: (asked.append(len(given[2])), answers(*given))[1])
     broken = cached(tmp_path / "broken", pieces)
     assert 0 < sum(asked) < len(pieces)
     assert (broken.folder / module.NUMBERS).read_bytes() == (whole.folder / module.NUMBERS).read_bytes()
