@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from compress.data.carry_words import WordAnswer, added_up
+from compress.data.align_labels import WordAnswer, added_up
 from compress.data.columns import USUAL, Columns
 from compress.data.examples import Entity, Example
 from compress.data.file_formats import SUFFIXES, looks_like_columns, rows_in, suffix_of

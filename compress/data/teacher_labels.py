@@ -227,7 +227,7 @@ def with_the_rest(found: np.ndarray, unnamed: np.ndarray) -> np.ndarray:
 
 
 def word_logits(tags: Sequence[Mapping[tuple[str, str], float]], labels: Sequence[str]) -> np.ndarray:
-    """Logits (words, labels) whose softmax are the probabilities of the `tags` of each word, as `carry_words` gives them."""
+    """Logits (words, labels) whose softmax are the probabilities of the `tags` of each word, as `align_labels` gives them."""
     logits: np.ndarray = np.log(_as_rows(tags, labels)).astype(np.float32)
     return logits
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.losses.outputs import full
-from compress.losses.tiled_relations import Dots
+from compress.losses.tiled_relations import RelationFactors
 from compress.losses.vectors import split_heads
 from compress.models.families import encoder_of, family_in, layers_of, linear
 from compress.models.precision import own_precision
@@ -57,7 +57,7 @@ class Activations:
     """What was read: vectors (batch, tokens, width); by layer the factors of scores; and the model's output, if wanted."""
 
     parts: dict[Part, Tensor]
-    scores: dict[int, Dots] = field(default_factory=dict)
+    scores: dict[int, RelationFactors] = field(default_factory=dict)
     output: Any = None
     words: Unprojected | None = None
 
@@ -119,7 +119,7 @@ def assembled(
     model: nn.Module, found: Mapping[Part, Tensor], wanted: Collection[Part], output: Any = None
 ) -> Activations:
     """The parts `wanted`, assembled from `found`, the vectors of `sources_of`."""
-    scores: dict[int, Dots] = {}
+    scores: dict[int, RelationFactors] = {}
     layers = layers_of(model)
     for layer in {part.layer for part in wanted if part.of == "scores"}:
         heads = int(model.config.num_attention_heads)  # type: ignore[union-attr, arg-type]

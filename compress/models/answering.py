@@ -16,7 +16,7 @@ from compress.models.pretrained import (
     LONGEST_TEXT,
     check_labels,
     head_fault,
-    open_unread,
+    open_config_only,
     public_name_of,
     warn_of_head,
 )
@@ -98,7 +98,7 @@ def find_answering(
             character offsets.
     """
     named = f"{role} {name}"
-    folder, config = open_unread(name, role, "a transformers folder of a model fine-tuned on a task", revision)
+    folder, config = open_config_only(name, role, "a transformers folder of a model fine-tuned on a task", revision)
     task = task_of(config)
     if task and task.has_contexts:
         raise BadInput(

@@ -191,7 +191,7 @@ def head_fault(config: Any) -> str:
     return f"has no head for a task: its architecture is {', '.join(named)}, and one that ends in {kinds} is needed"
 
 
-def open_unread(name: str, role: str, wanted: str, revision: str) -> tuple[Path, Any]:
+def open_config_only(name: str, role: str, wanted: str, revision: str) -> tuple[Path, Any]:
     """The folder and the configuration of a model of any family, none of whose insides is read: a folder, or a name on the Hub.
 
     Raises:

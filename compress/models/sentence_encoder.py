@@ -22,7 +22,7 @@ from compress.data.batches import batches_by_length, inputs_for, moved, padded
 from compress.data.examples import Example
 from compress.models.answering import cut_tokenizer
 from compress.models.configurations import quiet
-from compress.models.pretrained import LONGEST_TEXT, open_unread
+from compress.models.pretrained import LONGEST_TEXT, open_config_only
 from compress.models.sentence_pooling import max_tokens_in, pooling_in
 from compress.models.tokenizer_files import fast_tokenizer
 from compress.models.weight_checks import check_weights
@@ -58,7 +58,7 @@ def open_encoder(name: str, *, role: str = "--encoder", revision: str = "", max_
     from transformers import AutoModel
 
     named = f"{role} {name}"
-    folder, config = open_unread(name, role, "a transformers folder of an encoder", revision)
+    folder, config = open_config_only(name, role, "a transformers folder of an encoder", revision)
     if config.is_encoder_decoder or config.model_type == "t5":
         raise BadInput(
             f"{named} is an encoder and decoder ({config.model_type}); an encoder alone is needed, such as BERT's kind."

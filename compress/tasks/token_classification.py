@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
+from compress.data.align_labels import align_labels, words_of_entities
 from compress.data.answer_rows import HALF, Answer, probability_in, word_answer
-from compress.data.carry_words import carry_words, words_of_entities
 from compress.data.columns import Columns
 from compress.data.encoded import IGNORED, Encoded, encoded_rows, entities_at
 from compress.data.examples import Example, Splits
@@ -90,7 +90,7 @@ class TokenClassification(Task):
         encoding = encoded.encodings[index]
         places = [(word.start, word.end) for word in words(encoded.texts[index], encoding.offsets, encoding.word_ids)]
         given = words_of_entities(places, answer.spans) if answer.words is None else answer.words
-        carried = carry_words(places, given)
+        carried = align_labels(places, given)
         return None if carried is None else word_logits(carried, encoded.labels)
 
     def certain_logits(self, encoded: Encoded, index: int) -> np.ndarray:
