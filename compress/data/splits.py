@@ -79,7 +79,8 @@ def read_splits(
     for name in needed:
         if name not in readers:
             divide = "give one that name, or divide one by train_test_split"
-            remedy = f"It has {_some(names)}; {divide}." if saved else f"{_add(name)}{what_is_in(folder)}"
+            add = f"Add a file {name}.jsonl, or one that ends in {', '.join(SUFFIXES[1:-1])} or {SUFFIXES[-1]}."
+            remedy = f"It has {_some(names)}; {divide}." if saved else f"{add}{what_is_in(folder)}"
             raise BadInput(f"--data {data} has no {name} split (found: {', '.join(readers) or 'no split'}). {remedy}")
     found = {name: [example for reader in parts for example in reader.examples] for name, parts in readers.items()}
     answered = train_from is not None and "train" not in found
@@ -212,10 +213,6 @@ def check_no_single(folder: Path) -> None:
             f"{folder} holds one data set that `datasets` saved with save_to_disk, without splits. Divide it (train_test_split) and save a "
             "DatasetDict with train and test, or write a file of each split (to_json)."
         )
-
-
-def _add(name: str) -> str:
-    return f"Add a file {name}.jsonl, or one that ends in {', '.join(SUFFIXES[1:-1])} or {SUFFIXES[-1]}."
 
 
 def what_is_in(folder: Path) -> str:
