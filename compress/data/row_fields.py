@@ -165,9 +165,8 @@ def checked(text: str, name: str) -> str:
     return text
 
 
-Names = (
-    Sequence[str] | Mapping[str, "Names"]
-)  # of a column of class numbers or of lists of them, or of the fields of its objects
+# Of a column of class numbers or of lists of them, or of the fields of its objects.
+Names = Sequence[str] | Mapping[str, "Names"]
 
 
 def class_names(features: Mapping[str, Any]) -> dict[str, Names]:

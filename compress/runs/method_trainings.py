@@ -68,9 +68,8 @@ class MethodInputs:
     # Of all trainings: the steps follow from the tokens of each. A rate replaces each stage's own, a schedule its warm-up and decay too.
     settings: StageSettings
     tokens: float = 0.0  # of plain text that the method reads
-    start: str = (
-        "spread"  # the student's first weights: `random`, teacher layers by a name in `STARTS`, or a checkpoint
-    )
+    # The student's first weights: `random`, teacher layers by a name in `STARTS`, or a checkpoint.
+    start: str = "spread"
     layer_map: str = ""  # for the start `layer-map`
     whole_words: bool = False  # whether whole words are masked, not single tokens
     lineage: dict[str, Any] = field(default_factory=dict)  # added to every checkpoint's lineage
