@@ -26,7 +26,7 @@ from compress.models.configurations import (
     quiet,
 )
 from compress.models.families import Family, encoder_of, family_of
-from compress.models.heads import CLASSES, HEADS, SPANS, head_of, is_multi_label
+from compress.models.heads import CLASSES, HEADS, SPANS, head_of, is_multi_label, names_vocabulary_head
 from compress.models.sentence_pooling import forget_activation, refuse_inner_encoder, warn_of_activation
 from compress.models.tokenizer_files import MEND_TOKENIZER, TOKENIZER_FILES, check_ids, fast_tokenizer
 from compress.models.weight_checks import check_files, check_weights
@@ -360,4 +360,4 @@ def load_encoder(source: Path | Opened, *, seed: int, vocabulary: bool = False) 
 
 def has_vocabulary_head(opened: Opened) -> bool:
     """Whether the model was saved with a masked-language-model head."""
-    return any(str(name).endswith("ForMaskedLM") for name in opened.config.architectures or [])
+    return names_vocabulary_head(opened.config)

@@ -23,6 +23,8 @@ STRING_OR_NO_NUMBER = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|(?<![\w.+-])(?:
 HALF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 NOT_JSON = "is not JSON ("  # the reason follows, which differs from row to row
 PAIR, HEAD, TAIL = "text_pair", "head", "tail"
+# Faults in the message, and rows named for each; with --bad-rows skip the output has all of them.
+SHOWN_FAULTS, SHOWN_LINES = 20, 5
 
 
 class InputRow(NamedTuple):
@@ -190,10 +192,6 @@ def _json_fault(written: bytes, error: Exception, columns: Columns, hint: str) -
         else:
             return "has half a surrogate pair, which is not a character; write both halves"
     return f"{NOT_JSON}{error}){hint}"
-
-
-# Faults in the message, and rows named for each; with --bad-rows skip the output has all of them.
-SHOWN_FAULTS, SHOWN_LINES = 20, 5
 
 
 def fails_on_some(results: Iterable[object]) -> bool:

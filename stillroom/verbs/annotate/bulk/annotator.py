@@ -21,9 +21,9 @@ from serve.bundle.remote_files import ReadFailed, is_url, shown, tried
 from serve.errors import BadInput, InternalError, StillroomError
 from serve.text.inputs import TextWork, estimated_tokens
 from serve.workers.offline_pool import BATCH_TOKENS, GPU_BATCH_TOKENS, length_chunks
-from stillroom.commands.annotate.bulk.kept_answers import KeptAnswers, Outcome
-from stillroom.commands.annotate.bulk.manifest import MANIFEST
-from stillroom.commands.annotate.bulk.plan import (
+from stillroom.verbs.annotate.bulk.kept_answers import KeptAnswers, Outcome
+from stillroom.verbs.annotate.bulk.manifest import MANIFEST
+from stillroom.verbs.annotate.bulk.plan import (
     Job,
     Part,
     Scan,
@@ -33,12 +33,12 @@ from stillroom.commands.annotate.bulk.plan import (
     store_failures,
     table_groups,
 )
-from stillroom.commands.annotate.bulk.storage import InputPlace, place_of, storage_of
-from stillroom.commands.annotate.reader import InputFile
-from stillroom.commands.annotate.rows import BadRows, InputRow, fails_on_some
-from stillroom.commands.annotate.runner import WINDOW_BYTES, WINDOW_ROWS
-from stillroom.commands.annotate.tables import with_answers
-from stillroom.commands.annotate.writer import answer_opening, error_line
+from stillroom.verbs.annotate.bulk.storage import InputPlace, place_of, storage_of
+from stillroom.verbs.annotate.reader import InputFile
+from stillroom.verbs.annotate.rows import BadRows, InputRow, fails_on_some
+from stillroom.verbs.annotate.runner import WINDOW_BYTES, WINDOW_ROWS
+from stillroom.verbs.annotate.tables import with_answers
+from stillroom.verbs.annotate.writer import answer_opening, error_line
 
 if TYPE_CHECKING:
     from serve.model.pipeline import Pipeline
