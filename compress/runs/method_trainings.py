@@ -94,7 +94,7 @@ def method_inputs(inputs: TaskInputs, teacher: Path, tokens: float) -> MethodInp
         stage_settings(given),
         tokens,
         start=given.start,
-        lineage={"data": inputs.data_fingerprint, "method": inputs.chain.method},
+        lineage={"data": inputs.splits.fingerprint, "method": inputs.chain.method},
         row_tokens=inputs.row_tokens,
         notify=inputs.notify,
     )

@@ -261,7 +261,7 @@ def save(model: Any, folder: Path, inputs: TaskInputs, progress: Progress, detai
     """Save a checkpoint with its lineage, and report warnings about its loss."""
     warnings = loss_warnings(progress.loss, details["role"], inputs.notify)
     lineage = details | {
-        "data": inputs.data_fingerprint,
+        "data": inputs.splits.fingerprint,
         "seed": inputs.settings.seed,
         "loss": progress.loss,
         "doubts": warnings,
