@@ -214,7 +214,7 @@ def _step(
     optimizer: torch.optim.Optimizer,
     clip_norm: float,
 ) -> _Terms:
-    """Take one optimiser step. -> its loss terms, which are of the whole batch, as its gradients are"""
+    """Take one optimiser step. Its loss terms, and its gradients, are of the whole batch."""
     found: dict[str, Tensor] = {}
     for share in distributed.shares(settings.accumulate):
         # Share 0 has the seed of the whole batch: `SeedSequence` ignores trailing zeros.
