@@ -27,7 +27,7 @@ from serve.text.tokenizer import load_tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from compress.models.sentence_model import SentenceModel
+    from compress.models.sentence_encoder import SentenceModel
 
 # By how much two logits may differ, absolute and relative: float16 has an 11-bit mantissa, and errors add up over layers.
 # int8 has a gate on the task metric instead; its tolerance only decides what counts as a tie.
