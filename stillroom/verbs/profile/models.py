@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from compress.models.configurations import check_stated, position_limit
 from compress.models.sentence_pooling import MODULES, max_tokens_in
-from latency.candidates.availability import missing
-from latency.candidates.candidate import Candidate, Reads, Runtime
+from latency.candidates.candidate import Candidate, Reads, Runtime, missing
 from serve.bundle.manifest import MANIFEST
 from serve.bundle.runtimes import Device, has_openvino
 from serve.errors import BadInput
