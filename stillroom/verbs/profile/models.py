@@ -267,7 +267,7 @@ def _exported(
     from export.graph.exporter import export_graph
     from export.precision.calibration import with_long_texts
     from export.precision.int8 import quantise_static
-    from export.precision.int8_search import Prepared
+    from export.precision.int8_preparation import Prepared
 
     graph_fingerprint = f"{folder_fingerprint(folder)}:{texts_fingerprint(calibration)}"
     place = work / GRAPHS / hashlib.sha256(graph_fingerprint.encode()).hexdigest()[:16]
