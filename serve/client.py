@@ -17,8 +17,17 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from serve.errors import BadInput, DeadlineExceeded, InternalError, Overloaded, StillroomError, TooLarge, Unavailable
-from serve.retry import drawn_pause_s, retry_after_s
+from serve.errors import (
+    BadInput,
+    DeadlineExceeded,
+    InternalError,
+    Overloaded,
+    StillroomError,
+    TooLarge,
+    Unavailable,
+    drawn_pause_s,
+    retry_after_s,
+)
 from serve.tasks.question_answering import QuestionAnswer
 from serve.tasks.text_classification import LabelsAnswer
 from serve.tasks.text_regression import NumberAnswer

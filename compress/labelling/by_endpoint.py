@@ -17,8 +17,7 @@ from compress.data.examples import Example
 from compress.data.task import Task
 from compress.labelling.journal import ERROR, TOKENS
 from compress.tasks.labels import REPLY_CHARACTERS
-from serve.errors import BadInput
-from serve.retry import drawn_pause_s, retry_after_s
+from serve.errors import BadInput, drawn_pause_s, retry_after_s
 
 if TYPE_CHECKING:
     import httpx
@@ -53,7 +52,7 @@ class Endpoint:
 
 
 @dataclass
-class Asked:
+class RequestCounts:
     """What was sent, of this call alone."""
 
     requests: int = 0
@@ -76,7 +75,7 @@ class _Refused(Exception):
 
 
 def ask_endpoint(
-    endpoint: Endpoint, texts: Sequence[Example], missing: Sequence[int], asked: Asked, *, fresh: bool
+    endpoint: Endpoint, texts: Sequence[Example], missing: Sequence[int], asked: RequestCounts, *, fresh: bool
 ) -> Iterator[list[tuple[int, dict[str, Any]]]]:
     """The answers of `endpoint` to the `missing` of `texts`, as they come; an error where it has none to give.
 
@@ -186,7 +185,7 @@ class _Talk:
     endpoint: Endpoint
     client: "httpx.Client"
     pace: _Pace
-    asked: Asked
+    asked: RequestCounts
     stop: threading.Event
 
     def answer(self, example: Example) -> dict[str, Any]:

@@ -33,10 +33,8 @@ class QuestionAnswering(Task):
     columns = ("question", "context", "answers")
     metric = ANSWER_F1
     head = SPANS
-    names_labels = False
     gives = "places of answers"
     has_contexts = True
-    per_token = True
     table_fault = "is a table, whose cells cannot hold answers; save it as JSON lines, parquet or SQuAD's JSON"
 
     def needed_columns(self, columns: Columns, names: Container[str]) -> list[str]:

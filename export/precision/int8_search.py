@@ -17,7 +17,7 @@ import numpy as np
 from compress.data.batches import batches_by_length
 from compress.data.encoded import Encoded
 from compress.data.examples import Example
-from compress.data.subset import subset
+from compress.data.sampler import subset
 from compress.evaluation.metrics import Prediction, Score
 from export.precision.int8 import NO_SATURATION, Quantised, WeightBits, quantise_static
 from export.precision.int8_preparation import Prepared

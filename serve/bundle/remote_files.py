@@ -18,8 +18,7 @@ from urllib.error import HTTPError
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from serve.errors import BadInput, BundleError
-from serve.retry import retry_after_s
+from serve.errors import BadInput, BundleError, retry_after_s
 
 # The library by which fsspec reads each scheme, and how a user proves who they are.
 LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "file": "fsspec", "memory": "fsspec"}

@@ -17,6 +17,7 @@ from starlette.routing import Route
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from serve.errors import BadInput, BundleError, StillroomError
+from serve.files import drop_unwritten
 from serve.http.access import Access, Bodies, Origins
 from serve.http.api_keys import KEYS_VARIABLE, MakeCounts, SharedCounts, key_texts, keyring_of, own_counts, read_keys
 from serve.http.connections.fronts import HttpProcesses, ProcessShare
@@ -32,7 +33,6 @@ from serve.observe.logs import logging_to_stderr
 from serve.observe.metrics import Counter, Metrics
 from serve.observe.tracing import traces_from_environment
 from serve.settings import WORKERS_A_FRONT, ServeSettings
-from serve.standard_streams import drop_unwritten
 from serve.tasks import SERVED_TASKS
 from serve.workers.supervisor import ServedModel, processes_for
 

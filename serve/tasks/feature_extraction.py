@@ -156,9 +156,6 @@ class _Numbers(msgspec.Struct):
 
 FEATURE_EXTRACTION = FeatureExtraction(
     name="feature-extraction",
-    per_token=False,
-    reads_pairs=False,
-    manifest_kinds=(),
     kind="feature-extraction",
     one_text="gives a vector to",
     names_labels=False,

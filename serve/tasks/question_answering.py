@@ -143,7 +143,6 @@ QUESTION_ANSWERING = QuestionAnswering(
     reads_pairs=True,
     manifest_kinds=("pairs",),
     kind="question-answering",
-    one_text="",
     no_abstaining="gives no answer where it finds none; leave it out, or give min_score",
     endpoint=Endpoint(
         "/v1/answer",

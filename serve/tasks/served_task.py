@@ -113,22 +113,22 @@ class ServedTask(ABC):
     """A task of the server and of `Pipeline`."""
 
     name: TaskName
-    per_token: bool
-    """Whether the model gives numbers to each token; otherwise it gives them to each text."""
-    reads_pairs: bool
-    """Whether it may read two texts at once."""
-    manifest_kinds: tuple[str, ...]
-    """Which of the flags `multi_label`, `relations` and `pairs` a manifest of it may have."""
     kind: str
     """In `/v1` and in messages; differs from the name where models of one task have different endpoints."""
-    one_text: str
-    """What it does to one text, for models that never read two: "finds entities in"; otherwise empty."""
-    no_abstaining: str
-    """Why a model cannot abstain, and what to do instead; empty if it can."""
     endpoint: Endpoint
     answer_type: Any
     """The TypedDict of the answer to one text."""
-    tensors: Mapping[str, Datatype]
+    per_token: bool = False
+    """Whether the model gives numbers to each token; otherwise it gives them to each text."""
+    reads_pairs: bool = False
+    """Whether it may read two texts at once."""
+    manifest_kinds: tuple[str, ...] = ()
+    """Which of the flags `multi_label`, `relations` and `pairs` a manifest of it may have."""
+    one_text: str = ""
+    """What it does to one text, for models that never read two: "finds entities in"."""
+    no_abstaining: str = ""
+    """Why a model cannot abstain, and what to do instead; empty if it can."""
+    tensors: Mapping[str, Datatype] = field(default_factory=dict)
     """The outputs of `/v2` for texts, beside `answer` and `logits`."""
     text_fields: tuple[str, str] = ("text", "text_pair")
     """The fields of a row of data that hold its two texts."""
@@ -208,9 +208,21 @@ class ServedTask(ABC):
     # From a text to rows.
 
     def check_options(self, options: AnswerOptions, model: ModelFacts) -> None:
-        """BadInput for an option that `model` cannot follow."""
-        if options.promise is not None:
-            check_promise(options, options.promise, model)
+        """BadInput for an option that `model` cannot follow, such as a promise that it does not make."""
+        promise = options.promise
+        if promise is not None:
+            if voided := [name for name, usual in PROMISED_WITH.items() if getattr(options, name) != usual]:
+                raise BadInput(
+                    f"{voided[0]}: promise {promise!r} was made for answers without {voided[0]}; leave one of the two out",
+                    field=voided[0],
+                )
+            if promise not in model.promises:
+                known = f"its promises are {', '.join(sorted(model.promises))}" if model.promises else "it makes none"
+                raise BadInput(
+                    f"promise: variant {model.variant!r} of {model.name!r} does not promise {promise!r}; {known}. `--promise` of "
+                    "`stillroom run` and `export` makes one",
+                    field="promise",
+                )
         if not options.abstain:
             return
         if self.no_abstaining:
@@ -254,23 +266,6 @@ class ServedTask(ABC):
     def answer_unwindowed(self, read: ReadText, logits: np.ndarray, model: ModelFacts) -> Any:
         """The answer of a model that read the whole text, or what was cut of it, in one row."""
         return self.answer(read, logits, model)
-
-
-def check_promise(options: AnswerOptions, promise: str, model: ModelFacts) -> None:
-    """BadInput for a promise that the bundle does not make, or with options that would give other answers than it was made for."""
-    if voided := [name for name, usual in PROMISED_WITH.items() if getattr(options, name) != usual]:
-        raise BadInput(
-            f"{voided[0]}: promise {promise!r} was made for answers without {voided[0]}; leave one of the two out",
-            field=voided[0],
-        )
-    if promise in model.promises:
-        return
-    known = f"its promises are {', '.join(sorted(model.promises))}" if model.promises else "it makes none"
-    raise BadInput(
-        f"promise: variant {model.variant!r} of {model.name!r} does not promise {promise!r}; {known}. `--promise` of "
-        "`stillroom run` and `export` makes one",
-        field="promise",
-    )
 
 
 def scores_in(answers: Sequence[bytes]) -> np.ndarray:

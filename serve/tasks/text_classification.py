@@ -106,12 +106,9 @@ LABEL_TENSORS: dict[str, Datatype] = {"label": "BYTES", "score": "FP32"}
 
 TEXT_CLASSIFICATION = TextClassification(
     name="text-classification",
-    per_token=False,
     reads_pairs=True,
     manifest_kinds=("multi_label", "relations", "pairs"),
     kind="text-classification",
-    one_text="",
-    no_abstaining="",
     endpoint=Endpoint(
         "/v1/classify",
         "classify",

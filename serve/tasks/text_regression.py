@@ -65,11 +65,9 @@ class TextRegression(ServedTask):
 
 TEXT_REGRESSION = TextRegression(
     name="text-regression",
-    per_token=False,
     reads_pairs=True,
     manifest_kinds=("pairs",),
     kind="text-regression",
-    one_text="",
     names_labels=False,
     hub_task="text-classification",
     no_abstaining="gives a number, which it does for every text; leave it out",

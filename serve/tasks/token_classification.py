@@ -125,8 +125,6 @@ def _entities(text: str, spans: list[Span], unit: OffsetUnit) -> list[Entity]:
 TOKEN_CLASSIFICATION = TokenClassification(
     name="token-classification",
     per_token=True,
-    reads_pairs=False,
-    manifest_kinds=(),
     kind="token-classification",
     one_text="finds entities in",
     longer_texts=IN_WINDOWS,
@@ -140,5 +138,4 @@ TOKEN_CLASSIFICATION = TokenClassification(
         {"text": ["Ms Keller moved to Graz", "fly to Rome"], "min_score": 0.5, "offsets": "utf16"},
     ),
     answer_type=EntitiesAnswer,
-    tensors={},
 )

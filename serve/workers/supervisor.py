@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -76,7 +76,9 @@ class ServedModel:
     ) -> None:
         bundle = open_bundle(bundle_path, known=known)
         self.source = bundle_path
-        self._limits, self._variant, self._threads, self._processes = limits, variant, threads, processes
+        again = partial(ServedModel, bundle_path, limits, metrics, variant=variant, threads=threads)
+        self.opened_again: Callable[[], ServedModel] = partial(again, processes=processes, device=device)
+        """A model with the same settings from the bundle that is in the folder, or at the URL, now; not started."""
         self.device: Device = device
         self.manifest: Manifest = bundle.manifest
         self.task = task_of(bundle.manifest)
@@ -135,21 +137,6 @@ class ServedModel:
             digest=self.manifest.digest,
             waiting_texts=lambda: self.batcher.waiting,
             processes=lambda: self.batcher.slots,
-        )
-
-    def opened_again(self) -> "ServedModel":
-        """A model with the same settings from the bundle that is in the folder, or at the URL, now; not started.
-
-        BundleError as in `__init__`.
-        """
-        return ServedModel(
-            self.source,
-            self._limits,
-            self._metrics,
-            variant=self._variant,
-            threads=self._threads,
-            processes=self._processes,
-            device=self.device,
         )
 
     @property

@@ -18,8 +18,7 @@ from click.shell_completion import get_completion_class
 from compress import distributed
 from compress.runs.threads import training_spins, wait_for_work
 from serve.errors import BadInput, InternalError, StillroomError, is_panic
-from serve.files import no_room
-from serve.standard_streams import drop_unwritten, reader_gone
+from serve.files import drop_unwritten, no_room, reader_gone
 from serve.wording import all_of
 from stillroom.console import console, say
 from stillroom.verb import WIDTH, write_rows

@@ -58,7 +58,6 @@ class Bar(NamedTuple):
     reference: bool = False  # the others are compared with this one; it is drawn muted
 
 
-
 class Interval(NamedTuple):
     """One row of `intervals`."""
 

@@ -34,9 +34,10 @@ from serve.errors import (
     TooLarge,
     Unauthorized,
     Unavailable,
+    drawn_pause_s,
+    retry_after_s,
 )
 from serve.model.pipeline import Pipeline, PipelineOptions
-from serve.retry import drawn_pause_s, retry_after_s
 from serve.text.answers import AnswerOptions
 
 EMPTY = {"entities": [], "truncated": False}

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import io
 import itertools
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,10 +14,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from compress.data.file_formats import encoding_fault, suffix_of
-from compress.data.tables import SEPARATORS, TableRow, table_rows
+from compress.data.file_formats import FIRST_BYTES, MOST_ARRAY_BYTES, format_fault, packing_fault, suffix_of
+from compress.data.tables import SEPARATORS, TableRow, column_names, table_rows
 from serve.errors import BadInput
-from serve.files import MOST_ARRAY_BYTES
 from serve.wording import one_of
 from stillroom.commands.annotate import rows
 from stillroom.commands.annotate.rows import (
@@ -148,13 +148,6 @@ class InputFile:
         """The file and the row at `line`, for messages."""
         return f"{self.name}, {self.unit} {line}"
 
-    def places(self, lines: Sequence[int], count: int) -> str:
-        """The file and `count` rows, of which those at `lines` are listed, for messages."""
-        if count == 1:
-            return self.place(lines[0])
-        rest = f" and {count - len(lines):,} more" if count > len(lines) else ""
-        return f"{self.name}, {self.unit}s {', '.join(map(str, lines))}{rest}"
-
     def prepare(self) -> None:
         """Reads up to the first row, so also the header; once."""
         if self._rows is None:
@@ -176,8 +169,10 @@ class InputFile:
             stream = self._open.enter_context(io.BufferedReader(gzip.GzipFile(fileobj=stream), BUFFER_BYTES))
         elif self._opened:
             stream = io.BufferedReader(stream, BUFFER_BYTES)
-        if fault := encoding_fault(stream.peek(2)):
+        if fault := format_fault(stream.peek(FIRST_BYTES)[:FIRST_BYTES], f".{self.format}"):
             raise BadInput(f"{self.name} {fault}")
+        if self.format == "jsonl" and re.match(rb"\s*\[\s*\{", stream.peek(FIRST_BYTES).removeprefix(BOM)):
+            raise BadInput(f"{self.name} begins as a JSON array; give --format json, or one object a line")
         if self.format == "json" and stream.peek(1).removeprefix(BOM).lstrip().startswith(b"["):
             return self._array_rows(stream)
         lines = self._lines = _Lines(stream)
@@ -186,7 +181,10 @@ class InputFile:
         if self._start.byte:
             lines.go_to(self._start)
         if self.format == "txt":
-            return _plain_rows(lines)
+            return (
+                text_row(line.number, line.read) if line.whole else faulty(line.number, too_long(), line.read)
+                for line in lines
+            )
         return _json_rows(lines, self.columns, NO_ARRAY if self.format == "json" else "")
 
     @contextlib.contextmanager
@@ -195,7 +193,7 @@ class InputFile:
         try:
             yield
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise BadInput(f"{self.name} is damaged or incomplete: {error}") from error
+            raise BadInput(f"{self.name} {packing_fault(error)}") from error
         except IsADirectoryError as error:
             raise BadInput(f"--input {self.path} is a folder; give a file of text") from error
 
@@ -223,7 +221,7 @@ class InputFile:
         top = next(table, TableRow([], 0))
         if top.fault:
             raise BadInput(f"the header of {self.name} {top.fault}")
-        header = [name.strip() for name in top.cells]
+        header = column_names(top.cells)
         self._check_header([name.encode("utf-8", "replace").decode() for name in header])
         if self._start.byte:
             lines.go_to(self._start)
@@ -232,7 +230,7 @@ class InputFile:
     def _separator(self, first: str) -> str:
         """The first of the usual separators that gives all needed columns in the line `first`, else that of the most columns."""
         names = {
-            each: [name.strip() for name in next(table_rows([first], each), TableRow([], 0)).cells]
+            each: column_names(next(table_rows([first], each), TableRow([], 0)).cells)
             for each in SEPARATORS[f".{self.format}"]
         }
         needed = set(self.columns.needed())
@@ -283,7 +281,9 @@ class InputFile:
         except (OSError, ValueError) as error:
             if self._may_pass(error):
                 raise
-            raise BadInput(f"{self.name} is not a parquet file: {error}") from error
+            self._raw.seek(0)
+            known = format_fault(self._raw.read(FIRST_BYTES), ".parquet")
+            raise BadInput(f"{self.name} {known or f'is not a parquet file: {error}'}") from error
         self._check_header(file.schema_arrow.names)
         if file.metadata.num_rows:
             self._check_texts(file.schema_arrow)
@@ -381,11 +381,6 @@ def _as_text(lines: Iterable[_Line], name: str, read: list[bytes]) -> Iterator[s
             raise BadInput(f"{name}, line {line.number}: {too_long()}")
         read.append(line.read)
         yield line.read.decode("utf-8", errors="surrogateescape")
-
-
-def _plain_rows(lines: Iterable[_Line]) -> Iterator[InputRow]:
-    for line in lines:
-        yield text_row(line.number, line.read) if line.whole else faulty(line.number, too_long(), line.read)
 
 
 def _json_rows(lines: Iterable[_Line], columns: Columns, hint: str) -> Iterator[InputRow]:

@@ -1,16 +1,16 @@
-"""A row of an input for `annotate`: its fields unchanged and its text as the model reads it, or its fault."""
+"""A row of an input for `annotate`: its fields unchanged and its text as the model reads it, or its fault; and the faults of many rows."""
 
 import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
 
 from compress.data.fields import MOST_CHARACTERS
-from serve.errors import BadInput
+from serve.errors import BadInput, StillroomError
 from serve.tasks.relations import UNMARKED, Part, marked_text
 from serve.text.answers import OffsetUnit
 from serve.wording import counted
@@ -100,7 +100,11 @@ def json_row_reader(columns: Columns, hint: str = "") -> Callable[[int, bytes], 
         try:
             written.decode("utf-8")  # msgspec does not check fields that it does not decode
             row, written = decoded(decode, written)
-            text = _marked(row, columns.offsets) if columns.relations else row.text
+            text = row.text
+            if columns.relations:
+                if row.head is None or row.tail is None:
+                    raise BadInput(UNMARKED)
+                text = marked_text(text, row.head, row.tail, unit=columns.offsets)
             if max(len(text), len(row.text_pair or "")) > MOST_CHARACTERS:
                 return faulty(line, cell_too_long(), written)
         except BadInput as error:
@@ -166,12 +170,6 @@ def text_row(line: int, read: bytes) -> InputRow:
     return InputRow(line, b'{"text":' + msgspec.json.encode(text), text, None, None)
 
 
-def _marked(row: Any, unit: OffsetUnit) -> str:
-    if row.head is None or row.tail is None:
-        raise BadInput(UNMARKED)
-    return marked_text(row.text, row.head, row.tail, unit=unit)
-
-
 def _json_fault(written: bytes, error: Exception, columns: Columns, hint: str) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"is not UTF-8 ({error.reason} at byte {error.start})"
@@ -192,3 +190,53 @@ def _json_fault(written: bytes, error: Exception, columns: Columns, hint: str) -
         else:
             return "has half a surrogate pair, which is not a character; write both halves"
     return f"{NOT_JSON}{error}){hint}"
+
+
+# Faults in the message, and rows named for each; with --bad-rows skip the output has all of them.
+SHOWN_FAULTS, SHOWN_LINES = 20, 5
+
+
+def fails_on_some(results: Iterable[object]) -> bool:
+    """Whether a model that failed on some of the texts with these `results` did not on all; of one text nothing is known."""
+    ours = [isinstance(result, StillroomError) and result.fault != "caller" for result in results]
+    return len(ours) == 1 or not all(ours)
+
+
+@dataclass
+class _Alike:
+    """Rows with the same fault."""
+
+    fault: str
+    lines: list[int] = field(default_factory=list)
+    """The first SHOWN_LINES of them."""
+    count: int = 0
+
+    def add(self, line: int) -> None:
+        self.count += 1
+        if len(self.lines) < SHOWN_LINES:
+            self.lines.append(line)
+
+
+@dataclass
+class BadRows:
+    """How many rows of an input were bad, and the first of them."""
+
+    count: int = 0
+    faults: dict[str, _Alike] = field(default_factory=dict)
+
+    def add(self, line: int, fault: str) -> None:
+        """Counts the bad row at `line`."""
+        self.count += 1
+        kind = NOT_JSON if fault.startswith(NOT_JSON) else fault
+        if kind in self.faults or len(self.faults) < SHOWN_FAULTS:
+            self.faults.setdefault(kind, _Alike(fault)).add(line)
+
+    def as_lines(self, name: str, unit: str) -> str:
+        """A line per fault, with the name of the file and some of its rows, each called a `unit`."""
+        shown = []
+        for each in self.faults.values():
+            lines = ", ".join(map(str, each.lines))
+            rest = f" and {each.count - len(each.lines):,} more" if each.count > len(each.lines) else ""
+            shown.append(f"  {name}, {unit}{'s' * (each.count != 1)} {lines}{rest}: {each.fault}")
+        more = self.count - sum(each.count for each in self.faults.values())
+        return "\n".join([*shown, *([f"  ... and {more:,} more"] if more else [])])

@@ -21,14 +21,12 @@ from serve.tasks import open_bundle, task_of
 from serve.text.inputs import TextWork
 from serve.wording import counted
 from serve.workers.offline_pool import OfflinePool, Result
-from stillroom.commands.annotate.bad_rows import BadRows, fails_on_some
 from stillroom.commands.annotate.checks import checked
 from stillroom.commands.annotate.ctrl_c import ctrl_c_kept
-from stillroom.commands.annotate.places import Place, answer_opening, error_line, places
 from stillroom.commands.annotate.reader import InputFile
-from stillroom.commands.annotate.rows import PAIR
+from stillroom.commands.annotate.rows import PAIR, BadRows, fails_on_some
 from stillroom.commands.annotate.tables import ARRAY, ERROR, SUFFIXES, TABLE, rows_beside, write_array, write_table
-from stillroom.commands.annotate.writer import AnswerFile
+from stillroom.commands.annotate.writer import AnswerFile, Place, answer_opening, error_line, places
 from stillroom.console import Bar, bar, say
 from stillroom.verbs.annotate import Annotation
 
@@ -306,7 +304,7 @@ def _tell(tally: _Tally, settings: Annotation, output: str, source: InputFile) -
     """Prints which rows were bad. Raises BadInput if one stopped the work, InternalError if a fault of this program did."""
     if tally.bad.count and settings.bad_rows == "skip":
         bad = counted(tally.bad.count, "bad row has", "bad rows have")
-        say(f"{bad} an error in place of an answer:\n{tally.bad.as_lines(source.places)}")
+        say(f"{bad} an error in place of an answer:\n{tally.bad.as_lines(source.name, source.unit)}")
     written = tally.rows_before + tally.rows
     there = f"{counted(written, 'row is', 'rows are')} in {output}"
     if tally.ours:
@@ -316,12 +314,12 @@ def _tell(tally: _Tally, settings: Annotation, output: str, source: InputFile) -
         )
     if tally.stopped and not written:
         raise BadInput(
-            f"Nothing was written; these rows cannot be used:\n{tally.bad.as_lines(source.places)}\n"
+            f"Nothing was written; these rows cannot be used:\n{tally.bad.as_lines(source.name, source.unit)}\n"
             "Correct these rows, --text-column or --format; or give --bad-rows skip."
         )
     if tally.stopped:
         raise BadInput(
-            f"{there}; these rows cannot be used:\n{tally.bad.as_lines(source.places)}\n"
+            f"{there}; these rows cannot be used:\n{tally.bad.as_lines(source.name, source.unit)}\n"
             "Correct these rows and give the same command again to resume there; or give --bad-rows skip."
         )
 

@@ -3,19 +3,28 @@
 F.jsonl.lineage.json, beside F.jsonl, holds the bundle and the options of its answers. It is written before the first answer.
 The answers themselves show how far a run came. Lines are appended. Where lines in the middle change, the whole file is
 written again beside the old one and renamed into its place.
+
+To find the rows that still need an answer, the rows of the input are paired with the lines that are there. An error line holds the SHA-256
+of its row as it was read. When the row has changed, it is answered again.
 """
 
 import contextlib
+import hashlib
 import json
 import os
+import re
 import stat
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from serve.errors import BadInput
 from serve.files import RESUME, disk_errors_reported, lock, lock_at, replacing
+from stillroom.commands.annotate.reader import InputFile
+from stillroom.commands.annotate.rows import InputRow
 
 STDOUT = Path("-")
 # A power cut loses at most the answers of this time. A kill loses nothing that was written: the system's cache holds it.
@@ -125,31 +134,22 @@ class AnswerFile:
         if self.restart:
             os.ftruncate(self._descriptor, 0)
         if os.fstat(self._descriptor).st_size == 0:
-            self._write_lineage()
+            with replacing(self.lineage_path, synced=True) as beside:
+                beside.write_text(json.dumps(self.lineage, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
             return
-        if fault := self._fault_of_lineage():
-            raise BadInput(
-                f"{self.path} is there already and {fault}. Give another --output, or --restart to overwrite it"
-            )
-        self._cut_half_a_line()
-
-    def _fault_of_lineage(self) -> str | None:
-        """Why this run may not go on in the file; None when it may."""
         try:
             found = json.loads(self.lineage_path.read_bytes())
         except (OSError, ValueError):
             found = None
-        if not isinstance(found, dict):
-            return f"was not begun by `annotate`: {self.lineage_path.name} is not beside it"
-        changed = [
-            f"{name} {json.dumps(found.get(name))}, now {json.dumps(self.lineage.get(name))}"
-            for name in {**found, **self.lineage}
-            if found.get(name) != self.lineage.get(name)
-        ]
-        return f"was begun with {'; '.join(changed)}" if changed else None
-
-    def _cut_half_a_line(self) -> None:
-        """Drops an incomplete last line, which a kill or a full disk left."""
+        fault = f"was not begun by `annotate`: {self.lineage_path.name} is not beside it"
+        if isinstance(found, dict):
+            changed = lineage_changes(found, self.lineage)
+            fault = f"was begun with {changed}" if changed else ""
+        if fault:
+            raise BadInput(
+                f"{self.path} is there already and {fault}. Give another --output, or --restart to overwrite it"
+            )
+        # An incomplete last line, which a kill or a full disk left, is dropped.
         end = os.fstat(self._descriptor).st_size
         while end:
             begin = max(0, end - TAIL_BYTES)
@@ -160,10 +160,6 @@ class AnswerFile:
             end = begin
         os.ftruncate(self._descriptor, end)
 
-    def _write_lineage(self) -> None:
-        with replacing(self.lineage_path, synced=True) as beside:
-            beside.write_text(json.dumps(self.lineage, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
-
     @contextlib.contextmanager
     def _full_disk_reported(self) -> Iterator[None]:
         """Turns the system's errors of writing the output into BadInput."""
@@ -173,3 +169,61 @@ class AnswerFile:
                 yield
             except BrokenPipeError as error:
                 raise BadInput(f"the reader of {self.name} closed it; the rest was not annotated") from error
+
+
+ERROR_LINE = re.compile(rb'\{"error":\{"line":\d+,"row_sha256":"([0-9a-f]{64})",')
+
+
+def lineage_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """In which settings an output was begun otherwise than this run goes on."""
+    return "; ".join(
+        f"{name} {json.dumps(before.get(name))}, now {json.dumps(now.get(name))}"
+        for name in {**before, **now}
+        if before.get(name) != now.get(name)
+    )
+
+
+class Place(NamedTuple):
+    """A row of the input, its line in the output if there is one, and whether the row needs an answer."""
+
+    row: InputRow
+    line: bytes | None
+    asked: bool
+
+
+def places(source: InputFile, output: AnswerFile) -> Iterator[Place]:
+    """A place for each row of `source`, in order: first those that `output` has a line for.
+
+    Raises:
+        BadInput: a line is the answer to another row.
+    """
+    rows, closing = source.rows(), answer_opening(source.columns.answer)
+    for number, line in enumerate(output.lines(), 1):
+        row = next(rows, None)
+        if row and not row.fault and line.startswith(row.fields + closing):
+            yield Place(row, line, asked=False)
+        elif row and (error := ERROR_LINE.match(line)):
+            yield Place(row, line, asked=error[1].decode() != _fingerprint(row))
+        else:
+            which = f"row {number:,}" + (f" ({source.unit} {row.line:,})" if row else ", which does not exist,")
+            raise BadInput(
+                f"line {number:,} of {output.name} is not the answer to {which} of {source.name}: one of the files was "
+                "changed. Give the original input, another --output, or --restart to overwrite the output"
+            )
+    for row in rows:
+        yield Place(row, None, asked=True)
+
+
+def answer_opening(field: str) -> bytes:
+    """The JSON between a row's fields and the value of `field`, its answer."""
+    return b"," + msgspec.json.encode(field) + b":"
+
+
+def error_line(row: InputRow, code: str, message: str) -> bytes:
+    """The output line of a row that has no answer."""
+    error = {"line": row.line, "row_sha256": _fingerprint(row), "code": code, "message": message}
+    return msgspec.json.encode({"error": error}) + b"\n"
+
+
+def _fingerprint(row: InputRow) -> str:
+    return hashlib.sha256(row.fields).hexdigest()

@@ -44,9 +44,10 @@ class Prepared:
     fingerprint: str
     warnings: list[str]
 
-    def scored_file(self, suffix: str) -> Path:
-        """The labelled rows that are scored under `suffix`."""
-        return self.folder / f"scored-{suffix or 'dev'}.jsonl"
+
+def scored_name(suffix: str) -> str:
+    """The file of labelled rows that are scored under `suffix`."""
+    return f"scored-{suffix or 'dev'}.jsonl"
 
 
 def prepare(work: Workdir, task: SuiteTask, data: Path) -> Prepared:
@@ -71,7 +72,7 @@ def prepare(work: Workdir, task: SuiteTask, data: Path) -> Prepared:
 
         write(TRAIN, task.train)
         for suffix, file in task.scored.items():
-            write(f"scored-{suffix or 'dev'}.jsonl", file, suffix)
+            write(scored_name(suffix), file, suffix)
         first = next(iter(task.scored))
         write(VALIDATION, task.validation or task.scored[first], "en" if "en" in task.scored else first)
         shutil.copyfile(folder / VALIDATION, folder / TEST)  # which is not read
@@ -128,7 +129,7 @@ def tune(
             said = task.kind.predictions(replace(encoded, answer_from=answer_from), logits)
             return {metric: scored(metric, gold, said) for metric in task.metrics}
 
-        found = {suffix: scores(ready.scored_file(suffix)) for suffix in task.scored}
+        found = {suffix: scores(ready.folder / scored_name(suffix)) for suffix in task.scored}
         decides = scores(ready.folder / VALIDATION) if task.validation else found[next(iter(task.scored))]
         document = {
             "validation": decides[task.metrics[0]],

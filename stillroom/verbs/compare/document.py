@@ -43,7 +43,12 @@ def document_of(
     found: list[dict[str, Any]] = []
     for first in dict.fromkeys(row.first for row in rows):
         mine = [row for row in rows if row.first == first]
-        control = [scored[row] for row in _control(rows, first)]
+        # The rows of `labels` for this student: of its start, or of the first start if it has none of its own.
+        controls = [row for row in rows if row.student == first.student and row.method == CONTROL]
+        own = [row for row in controls if row.choice.start == first.choice.start] or [
+            row for row in controls if row.choice == controls[0].choice
+        ]
+        control = [scored[row] for row in own]
         found.append(
             _row(inputs.task.metric, mine, [scored[row] for row in mine], control, [documents[row] for row in mine])
         )
@@ -64,14 +69,6 @@ def document_of(
         },
         "versions": trained_with(inputs.settings.device),
     }
-
-
-def _control(rows: Sequence[Row], first: Row) -> list[Row]:
-    """The rows of `labels` for the student of `first`: of its start, or of the first start if it has none of its own."""
-    controls = [row for row in rows if row.student == first.student and row.method == CONTROL]
-    return [row for row in controls if row.choice.start == first.choice.start] or [
-        row for row in controls if row.choice == controls[0].choice
-    ]
 
 
 def _row(

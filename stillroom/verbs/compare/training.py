@@ -1,10 +1,7 @@
 """One training of a comparison, from its start to its score, in a process of its own; and what all of them share."""
 
 import json
-import re
-import resource
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from compress.data.corpus import tokenised
+from compress.models.families import row_tokens_for
 from compress.models.initialise import RANDOM
-from compress.models.packed_inputs import row_tokens_for
-from compress.models.pretrained import load, open_model
+from compress.models.pretrained import open_model
 from compress.runs.hardware import same_bits
 from compress.runs.lineage import read_lineage
 from compress.runs.method_chain import Link, asks_words, check_method_name
@@ -27,9 +24,11 @@ from compress.runs.open_task import open_task
 from compress.runs.resumable_stages import STATE, Workdir
 from compress.runs.stages import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
 from compress.runs.task_inputs import TaskInputs, scored_rows, unseen
+from compress.runs.task_stages import load_stage
 from compress.settings import FineTunedTeacher, TaskData, TaskSettings
 from compress.training.loop import Diverged
 from compress.training.stage import StageSettings
+from latency.measure.machine import resident_bytes
 from serve.bundle.cpu import available_cores
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
@@ -165,16 +164,16 @@ def _train_row(folder: Path, given: Comparison, inputs: TaskInputs, row: Row, ra
                 raise
             diverged.append(rate)
             continue
-        counted = _counted(inputs, stages[-1], "validation")
+        counted = scored_rows(inputs, load_stage(stages[-1], inputs), "validation")
         tried.append(_Tried(rate, stages, inputs.task.metric.value(counted)))
     best = max(tried, key=lambda one: one.validation)  # the first of equals
-    counted = _counted(inputs, best.stages[-1], "test")
+    counted = scored_rows(inputs, load_stage(best.stages[-1], inputs), "test")
     np.save(folder / "counts.npy", counted, allow_pickle=False)
     seconds = sum(inner.seconds.values()) or time.monotonic() - started
     seconds -= sum(inner.seconds[one.stages[-1].name] for one in tried if one is not best)
     document = {
         "seconds": round(seconds, 1),
-        "peak_memory_bytes": _peak_bytes(),
+        "peak_memory_bytes": memory.peak_bytes if (memory := resident_bytes()) else 0,
         "tokens": _tokens(links, "task", "source"),
         "plain_tokens": _tokens(links, "corpus"),
         "validation": best.validation,
@@ -216,11 +215,6 @@ def head_name(row: Row) -> str:
     return f"teacher-head-{row.choice.distill_tokens}"
 
 
-def _counted(inputs: TaskInputs, student: Path, split: str) -> np.ndarray:
-    """See `scored_rows`."""
-    return scored_rows(inputs, load(open_model(str(student)), inputs.task), split)
-
-
 def _told(row: Row, best: _Tried) -> dict[str, Any]:
     """The curves and doubts of the stages by name, without the rate that ends the name of the last."""
     lineages = {stage.name.removesuffix(f"-{best.rate}"): read_lineage(stage) for stage in best.stages}
@@ -247,12 +241,3 @@ def _tokens(links: Sequence[Link], *texts: str) -> int:
         for stage, tokens in zip(link.stages, link.tokens, strict=True)
         if stage.text in texts
     )
-
-
-def _peak_bytes() -> int:
-    """The peak memory of this process in bytes."""
-    status = Path("/proc/self/status")
-    if status.is_file():
-        # On Linux the peak of `getrusage` starts at that of the parent process.
-        return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status.read_text())[1])  # type: ignore[index]
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

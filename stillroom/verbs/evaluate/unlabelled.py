@@ -146,7 +146,7 @@ def generates(folder: str, given: Evaluation) -> bool:
     try:
         found = json.loads(config.read_text(encoding="utf-8"))
         return GENERATOR in found and any(str(name).endswith("ForMaskedLM") for name in found["architectures"])
-    except (ValueError, TypeError, KeyError):  # damaged: whoever opens it says so
+    except (ValueError, TypeError, KeyError, RecursionError):  # damaged: whoever opens it says so
         return False
 
 
@@ -171,7 +171,7 @@ def generation_document(model: str, given: Evaluation) -> dict[str, Any]:
     assert pairs
     assert generator
     said = generator([pair.text for pair in pairs], beams=given.beams, length_penalty=given.length_penalty)
-    scores = generation_scores([pair.target for pair in pairs], said)
+    scores = generation_scores([pair.text_pair or "" for pair in pairs], said)
     reached = scores.pop(METRIC)
     return {
         "model": model, "variant": "torch", "task": GENERATION, "metric": METRIC, "value": reached.value, "low": reached.low,

@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from compress.data.columns import columns_of
-from compress.data.examples import check_kind
 from compress.input_errors import Faults
-from compress.tasks import task_named
 from latency.analysis.costs import add_costs
 from latency.analysis.pareto import Point, pareto_front, within_budget
 from latency.analysis.roofline import measured_peaks
 from latency.candidates.candidate import Candidate
-from latency.measure.interleave import Progress, Worker, at_work
+from latency.measure.interleave import at_work
 from latency.measure.machine import MachineFacts, machine_facts
 from latency.measure.result_document import Metric, ModelRow, ProfileDocument
 from latency.profile import Plan, Timed, grid, time_all, work_of
@@ -25,7 +23,6 @@ from latency.scenarios import sweep
 from serve.bundle.cpu import available_cores
 from serve.bundle.runtimes import Device
 from serve.errors import BadInput
-from serve.text.entity_markers import knows_markers
 from serve.text.tokenizer import load_tokenizer
 from stillroom.console import bar, say
 from stillroom.inputs.folders import check_out_folder
@@ -42,7 +39,7 @@ from stillroom.verbs.profile.speed_regression import (
     regressions,
     speed_gates,
 )
-from stillroom.verbs.profile.texts import TIMED_TEXTS, Given, given_texts
+from stillroom.verbs.profile.texts import TIMED_TEXTS, Given, given_texts, metrics_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -204,7 +201,7 @@ def _profiled(
         with bar("loading") as shown:
             workers = stack.enter_context(at_work(candidates, workloads, given.texts, shown, cold_starts=True))
         with bar("scoring") as shown:
-            metrics, refused = _metrics(workers, given, shown)
+            metrics, refused = metrics_of(workers, given, shown)
 
         def so_far(timed: Timed) -> ProfileDocument:
             return _document(known, timed, origins, metrics, refused, settings)
@@ -299,45 +296,6 @@ def _tokenizer_for_all(candidates: Sequence[Candidate]) -> "tuple[Tokenizer, lis
     several = len({each.get_vocab_size() for each in tokenizers}) > 1
     note = "The models have different vocabularies: rows of the grid are tokenised with the smallest one, texts with each model's own."
     return smallest, [note] if several else []
-
-
-def _metrics(
-    workers: Mapping[str, Worker], given: Given, progress: Progress
-) -> tuple[dict[str, Metric], dict[str, str]]:
-    """The task metric of every candidate that reads text, from the answers of its timed process.
-
-    And by name why there is no metric, for candidates with another kind of labels.
-    """
-    found: dict[str, Metric] = {}
-    refused: dict[str, str] = {}
-    if given.examples is None:
-        return found, refused
-    for i, (name, worker) in enumerate(workers.items()):
-        progress(i, len(workers), name)
-        reads = worker.candidate.reads
-        if reads is None:
-            continue
-        task = task_named(reads.task, multi_label=reads.multi_label)
-        if task.has_contexts:
-            refused[name] = (
-                "No metric: contexts are cut here, and a bundle reads them in windows; `stillroom evaluate` scores it."
-            )
-            continue
-        if task.has_kinds:
-            markers = knows_markers(load_tokenizer(reads.folder, LONGEST))
-            try:
-                check_kind(given.examples, name, multi_label=reads.multi_label, markers=markers)
-            except BadInput as error:
-                refused[name] = f"No metric: {error.message}"
-                continue
-        gold = [task.gold_of(example) for example in given.examples]
-        answers = given.as_in_the_file(worker.answers())
-        said = [task.prediction_of(answer, example) for answer, example in zip(answers, given.examples, strict=True)]
-        reached = task.metric.score(gold, said)
-        found[name] = Metric(
-            name=task.metric.name, value=reached.value, low=reached.low, high=reached.high, examples=len(given.examples)
-        )
-    return found, refused
 
 
 def _point(document: ProfileDocument, model: ModelRow, percentile: int) -> Point:

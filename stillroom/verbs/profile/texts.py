@@ -1,21 +1,26 @@
 """The texts that `profile` times, scores and calibrates on: a file, a folder of splits, or generated messages."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from compress.data.columns import USUAL, Columns
-from compress.data.examples import Example
+from compress.data.examples import Example, check_kind
 from compress.data.file_formats import rows_in, suffix_of
 from compress.data.labelled_files import read_examples
+from compress.data.sampler import subset
 from compress.data.splits import split_file
-from compress.data.subset import subset
 from compress.data.task import Task
 from compress.data.texts import read_texts
-from compress.tasks import LABELLED
+from compress.tasks import LABELLED, task_named
+from latency.measure.interleave import Progress, Worker
+from latency.measure.result_document import Metric
 from serve.errors import BadInput
+from serve.text.entity_markers import knows_markers
+from serve.text.tokenizer import load_tokenizer
+from stillroom.verbs.profile.models import LONGEST
 
 TIMED_TEXTS = 1_000  # at most; all texts are scored
 CALIBRATION_TEXTS = 128  # for int8 graphs that are made only for timing
@@ -126,3 +131,42 @@ def _lacks_labels(file: Path, task: Task) -> bool:
     for _, row in rows_in(file, suffix_of(file), USUAL, None, []):
         return isinstance(row, dict) and bool(USUAL.missing([*row], task))
     return True
+
+
+def metrics_of(
+    workers: Mapping[str, Worker], given: Given, progress: Progress
+) -> tuple[dict[str, Metric], dict[str, str]]:
+    """The task metric of every candidate that reads text, from the answers of its timed process.
+
+    And by name why there is no metric, for candidates with another kind of labels.
+    """
+    found: dict[str, Metric] = {}
+    refused: dict[str, str] = {}
+    if given.examples is None:
+        return found, refused
+    for i, (name, worker) in enumerate(workers.items()):
+        progress(i, len(workers), name)
+        reads = worker.candidate.reads
+        if reads is None:
+            continue
+        task = task_named(reads.task, multi_label=reads.multi_label)
+        if task.has_contexts:
+            refused[name] = (
+                "No metric: contexts are cut here, and a bundle reads them in windows; `stillroom evaluate` scores it."
+            )
+            continue
+        if task.has_kinds:
+            markers = knows_markers(load_tokenizer(reads.folder, LONGEST))
+            try:
+                check_kind(given.examples, name, multi_label=reads.multi_label, markers=markers)
+            except BadInput as error:
+                refused[name] = f"No metric: {error.message}"
+                continue
+        gold = [task.gold_of(example) for example in given.examples]
+        answers = given.as_in_the_file(worker.answers())
+        said = [task.prediction_of(answer, example) for answer, example in zip(answers, given.examples, strict=True)]
+        reached = task.metric.score(gold, said)
+        found[name] = Metric(
+            name=task.metric.name, value=reached.value, low=reached.low, high=reached.high, examples=len(given.examples)
+        )
+    return found, refused

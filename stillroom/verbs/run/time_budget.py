@@ -2,9 +2,7 @@
 
 import copy
 import dataclasses
-import resource
 import statistics
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -15,7 +13,7 @@ import torch
 
 from compress.data.batches import TaskText
 from compress.data.corpus import CorpusText, masking_of
-from compress.data.packing import rows_a_step
+from compress.data.sampler import rows_a_step
 from compress.evaluation.predictions import row_logits
 from compress.labelling.label import ask_model
 from compress.losses.outputs import total
@@ -30,6 +28,7 @@ from compress.runs.method_chain import asks_words
 from compress.runs.method_trainings import HEAD_SHARE
 from compress.runs.stages import RunStage, seconds_of
 from compress.training.stage import rows_narrowed, step_losses
+from latency.measure.machine import resident_bytes
 from serve.errors import BadInput
 from stillroom.inputs.preflight import RunInputs
 from stillroom.inputs.recipe import Recipe
@@ -56,7 +55,7 @@ class Plan:
     student_steps: int
     seconds: dict[str, float]
     memory_bytes: int = 0
-    understood: dict[str, Any] = field(default_factory=dict)  # see `compress.runs.understood`
+    understood: dict[str, Any] = field(default_factory=dict)  # see `compress.runs.input_summary`
     warnings: tuple[str, ...] = ()
     """Of trainings that were cut; in the document of a dry run also those about its inputs."""
 
@@ -78,8 +77,8 @@ def timed_plan(inputs: RunInputs, stages: Sequence[RunStage]) -> Plan:
         BadInput: less than a tenth of the training fits into the recipe's `max_minutes`.
     """
     plan = fitted(full_plan(inputs), stages, timed_rates(inputs), inputs.recipe)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return dataclasses.replace(plan, memory_bytes=peak)
+    memory = resident_bytes()
+    return dataclasses.replace(plan, memory_bytes=memory.peak_bytes if memory else 0)
 
 
 def fitted(plan: Plan, stages: Sequence[RunStage], rates: Mapping[str, float], recipe: Recipe) -> Plan:
@@ -258,9 +257,7 @@ def _step(stage: Stage, teacher: Any, student: Any, text: TaskText | CorpusText,
         for i in range(TIMED_STEPS):
             started = _now(device)
             with computing(device, recipe.precision):
-                loss = total(
-                    step_losses(stage.objective, teacher, student, inputs.opened.family, text.at(i), maps, remap)
-                )
+                loss = total(step_losses(stage.objective, teacher, student, text.at(i), maps, remap))
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)

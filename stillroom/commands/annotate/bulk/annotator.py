@@ -21,7 +21,6 @@ from serve.bundle.remote_files import ReadFailed, is_url, shown, tried
 from serve.errors import BadInput, InternalError, StillroomError
 from serve.text.inputs import TextWork, estimated_tokens
 from serve.workers.offline_pool import BATCH_TOKENS, GPU_BATCH_TOKENS, length_chunks
-from stillroom.commands.annotate.bad_rows import BadRows, fails_on_some
 from stillroom.commands.annotate.bulk.kept_answers import KeptAnswers, Outcome
 from stillroom.commands.annotate.bulk.manifest import MANIFEST
 from stillroom.commands.annotate.bulk.plan import (
@@ -35,11 +34,11 @@ from stillroom.commands.annotate.bulk.plan import (
     table_groups,
 )
 from stillroom.commands.annotate.bulk.storage import InputPlace, place_of, storage_of
-from stillroom.commands.annotate.places import answer_opening, error_line
 from stillroom.commands.annotate.reader import InputFile
-from stillroom.commands.annotate.rows import InputRow
+from stillroom.commands.annotate.rows import BadRows, InputRow, fails_on_some
 from stillroom.commands.annotate.runner import WINDOW_BYTES, WINDOW_ROWS
 from stillroom.commands.annotate.tables import with_answers
+from stillroom.commands.annotate.writer import answer_opening, error_line
 
 if TYPE_CHECKING:
     from serve.model.pipeline import Pipeline
@@ -75,10 +74,10 @@ class Made(NamedTuple):
 
 
 class Annotator:
-    """Reads inputs and answers parts; `open_pipeline` opens the bundle, when the first part comes."""
+    """Reads inputs and answers parts. `bundle_folder` gives the folder of the bundle, which is opened when the first part comes."""
 
-    def __init__(self, job: Job, open_pipeline: "Callable[[], Pipeline]") -> None:
-        self.job, self._open, self._opened, self._shared = job, open_pipeline, None, not job.on_nodes
+    def __init__(self, job: Job, bundle_folder: Callable[[], Path | str]) -> None:
+        self.job, self._bundle_folder, self._shared = job, bundle_folder, not job.on_nodes
         self._pipeline: Pipeline | None = None
         self._output = storage_of(job.output)
 
@@ -102,7 +101,12 @@ class Annotator:
             BadInput: the input has changed, a row is bad where that stops the work, or input or output fail.
             InternalError: the model fails.
         """
-        self._check_output()
+        if not self._shared and self._output.read(MANIFEST) is None:
+            raise BadInput(
+                f"does not see {MANIFEST} in --output {shown(self.job.output)}, which this machine has written; with --ray, give a "
+                "folder that all nodes share, or a URL such as s3://"
+            )
+        self._shared = True
         return self._read_again(part.source, lambda: self._annotate(part))
 
     def _read_again(self, source: InputPlace, act: Callable[[], T]) -> T:
@@ -111,16 +115,6 @@ class Annotator:
             return act()
         folder, _, name = source.place.rpartition("/")
         return tried(folder, name, act, does="read", caught=ReadFailed)
-
-    def _check_output(self) -> None:
-        if self._shared:
-            return
-        if self._output.read(MANIFEST) is None:
-            raise BadInput(
-                f"does not see {MANIFEST} in --output {shown(self.job.output)}, which this machine has written; with --ray, give a "
-                "folder that all nodes share, or a URL such as s3://"
-            )
-        self._shared = True
 
     def _annotate(self, part: Part) -> Made:
         self._check_unchanged(part.source)
@@ -216,7 +210,7 @@ class Annotator:
             if not isinstance(outcome, bytes):
                 bad.add(row.line, outcome[1])
         if bad.count and self.job.bad_rows == "stop":
-            raise BadInput(f"these rows cannot be used:\n{bad.as_lines(file.places)}")
+            raise BadInput(f"these rows cannot be used:\n{bad.as_lines(file.name, file.unit)}")
         return found
 
     def _chunks(self, rows: list[InputRow]) -> Iterator[list[int]]:
@@ -248,7 +242,10 @@ class Annotator:
 
     def _model(self) -> "Pipeline":
         if self._pipeline is None:
-            opened = self._open()
+            from serve.model.pipeline import Pipeline
+
+            job = self.job
+            opened = Pipeline(self._bundle_folder(), job.variant, job.threads, device=job.device, log_notes=False)
             if opened.manifest.digest != self.job.digest:
                 raise bundle_changed(self.job)
             opened.warm_up()

@@ -15,6 +15,7 @@ from serve.errors import BadInput
 from stillroom.commands.annotate.bulk.plan import Part, Scan, name_of, parts_of, row_ranges
 from stillroom.commands.annotate.bulk.storage import SHOWN_FILES, DiskFolder, InputPlace, Storage
 from stillroom.commands.annotate.reader import Start
+from stillroom.commands.annotate.writer import lineage_changes
 
 MANIFEST = "_manifest.json"
 SAVE_EVERY_S = 2.0
@@ -36,11 +37,20 @@ class PartsManifest:
         self._saved_s = 0.0
         self.began = MANIFEST not in self.sizes
         if self.began:
-            self._refuse_other_files()
+            if strange := sorted(self.sizes)[:SHOWN_FILES]:
+                raise BadInput(
+                    f"--output {shown(storage.place)} holds files that `annotate` did not write ({', '.join(strange)}); give a folder "
+                    "that is empty or not there"
+                )
         elif restart:
             self._remove_all()
         else:
-            self._take_up()
+            found = self._found()
+            if changed := lineage_changes(found["lineage"], self.lineage):
+                raise BadInput(
+                    f"--output {shown(storage.place)} was begun with {changed}. Give another --output, or --restart to begin anew"
+                )
+            self.inputs, self.parts = found["inputs"], found["parts"]
 
     def known(self, source: InputPlace) -> bool:
         """Whether `source` is listed as it is now."""
@@ -97,7 +107,13 @@ class PartsManifest:
         """Writes it; unless `now`, only if it was not written for a while. BadInput if another run has begun the output meanwhile."""
         if not now and time.monotonic() - self._saved_s < SAVE_EVERY_S:
             return
-        self._refuse_other_run()
+        # On a disk a lock keeps others away; a store has none.
+        in_store = not isinstance(self.storage, DiskFolder) and self.storage.read(MANIFEST) is not None
+        if in_store and (changed := lineage_changes(self._found()["lineage"], self.lineage)):
+            raise BadInput(
+                f"--output {shown(self.storage.place)} was begun by another run meanwhile, with {changed}. Give another --output, or wait "
+                "for that run and give --restart"
+            )
         self._write(complete=complete)
 
     def _write(self, *, complete: bool) -> None:
@@ -112,32 +128,6 @@ class PartsManifest:
             path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         self._saved_s = time.monotonic()
 
-    def _take_up(self) -> None:
-        found = self._found()
-        if changed := self._changed(found["lineage"]):
-            raise BadInput(
-                f"--output {shown(self.storage.place)} was begun with {changed}. Give another --output, or --restart to begin anew"
-            )
-        self.inputs, self.parts = found["inputs"], found["parts"]
-
-    def _refuse_other_run(self) -> None:
-        """On a disk a lock keeps others away; a store has none."""
-        if isinstance(self.storage, DiskFolder) or self.storage.read(MANIFEST) is None:
-            return
-        if changed := self._changed(self._found()["lineage"]):
-            raise BadInput(
-                f"--output {shown(self.storage.place)} was begun by another run meanwhile, with {changed}. Give another --output, or wait "
-                "for that run and give --restart"
-            )
-
-    def _changed(self, lineage: Mapping[str, Any]) -> str:
-        """In which settings `lineage` differs from that of this run."""
-        return "; ".join(
-            f"{name} {json.dumps(lineage.get(name))}, now {json.dumps(self.lineage.get(name))}"
-            for name in {**lineage, **self.lineage}
-            if lineage.get(name) != self.lineage.get(name)
-        )
-
     def _found(self) -> dict[str, Any]:
         try:
             found = json.loads(self.storage.read(MANIFEST) or b"")
@@ -148,13 +138,6 @@ class PartsManifest:
         raise BadInput(
             f"{shown(self.storage.place)}/{MANIFEST} was not written by `annotate`, or is damaged; give another --output, or remove it"
         )
-
-    def _refuse_other_files(self) -> None:
-        if strange := sorted(self.sizes)[:SHOWN_FILES]:
-            raise BadInput(
-                f"--output {shown(self.storage.place)} holds files that `annotate` did not write ({', '.join(strange)}); give a folder "
-                "that is empty or not there"
-            )
 
     def _remove_all(self) -> None:
         """Removes the parts that are listed, or would be made of the inputs that are; then lists nothing.

@@ -12,7 +12,7 @@ import os
 import platform
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -180,7 +180,7 @@ class _Actor:
 
     def __init__(self, job: Job, files: list[Any]) -> None:
         settle_threads(job.threads)
-        self._annotator = Annotator(job, _opener(job, files[0]))
+        self._annotator = Annotator(job, lambda: _bundle_here(job, files[0]).path)
 
     def call(self, method: str, item: Any) -> Any:
         """The result of a method of the `Annotator`, or the StillroomError that it raised, with the node's name."""
@@ -188,15 +188,6 @@ class _Actor:
         if isinstance(result, StillroomError):
             return type(result)(f"node {platform.node()}: {result.message}")
         return result
-
-
-def _opener(job: Job, files: Any) -> "Callable[[], Any]":
-    def open_pipeline() -> Any:
-        from serve.model.pipeline import Pipeline
-
-        return Pipeline(_bundle_here(job, files).path, job.variant, job.threads, device=job.device, log_notes=False)
-
-    return open_pipeline
 
 
 def _bundle_here(job: Job, files: Any) -> Bundle:

@@ -14,10 +14,9 @@ from serve.bundle.remote_files import EXTRAS, ReadFailed, is_url, scheme_of, sho
 from serve.bundle.runtimes import Device
 from serve.errors import BadInput, StillroomError
 from serve.text.answers import AnswerOptions
-from stillroom.commands.annotate.bad_rows import BadRows
 from stillroom.commands.annotate.bulk.storage import InputPlace, opened
 from stillroom.commands.annotate.reader import InputFile, Start, format_of, objects_of
-from stillroom.commands.annotate.rows import HEAD, TAIL, Columns, InputRow, json_row_reader
+from stillroom.commands.annotate.rows import HEAD, TAIL, BadRows, Columns, InputRow, json_row_reader
 from stillroom.commands.annotate.tables import ERROR, TABLE
 
 # A part also ends after so many characters of text, which take a core some minutes.

@@ -86,7 +86,12 @@ def annotate_files(settings: Annotation) -> dict[str, Any]:
             try:
                 made = _make(manifest, parts, there, workers, stop_if_asked)
             except StillroomError as fault:
-                raise type(fault)(f"{fault.message}\n{_how_far(manifest, parts, there, storage)}") from None
+                made_by_now = (
+                    f"{len(manifest.parts):,} of {len(parts) + len(there):,} parts are in {shown(storage.place)}"
+                )
+                raise type(fault)(
+                    f"{fault.message}\n{made_by_now}. Give the same command again for the others, after what is wrong is put right."
+                ) from None
             seconds = time.monotonic() - began_s
         _check_there(manifest, job)
         manifest.save(complete=True)
@@ -295,7 +300,7 @@ def _plan(manifest: PartsManifest, new: Sequence[InputPlace], workers: WorkerGro
             drawn(sum(each.source.bytes for each in scans.values()) // 2**20, whole // 2**20)
     bad = [found for found in scans.values() if found.bad.count]
     if bad and job.bad_rows == "stop":
-        listed = "\n".join(found.bad.as_lines(_namer(found)) for found in bad[:SHOWN_INPUTS])
+        listed = "\n".join(each.bad.as_lines(shown(each.source.place), each.unit) for each in bad[:SHOWN_INPUTS])
         more = f"\n  ... and bad rows in {len(bad) - SHOWN_INPUTS:,} more files" if len(bad) > SHOWN_INPUTS else ""
         raise BadInput(
             f"No row was answered; these rows cannot be used:\n{listed}{more}\n"
@@ -352,31 +357,12 @@ def _check_there(manifest: PartsManifest, job: Job) -> None:
     )
 
 
-def _how_far(manifest: PartsManifest, parts: Sequence[Part], there: Sequence[Part], storage: Storage) -> str:
-    whole = len(parts) + len(there)
-    return (
-        f"{len(manifest.parts):,} of {whole:,} parts are in {shown(storage.place)}. Give the same command again for the others, after "
-        "what is wrong is put right."
-    )
-
-
-def _namer(found: Scan | Made) -> Any:
-    """Names rows of an input, as `InputFile.places`."""
-    name = shown(found.source.place) if isinstance(found, Scan) else found.place
-
-    def places(lines: Sequence[int], count: int) -> str:
-        rest = f" and {count - len(lines):,} more" if count > len(lines) else ""
-        return f"{name}, {found.unit}{'s' * (count != 1)} {', '.join(map(str, lines))}{rest}"
-
-    return places
-
-
 def _tell_bad_rows(made: Sequence[Made], job: Job) -> None:
     bad = [found for found in made if found.bad.count]
     if not bad:
         return
     count = sum(found.bad.count for found in bad)
-    listed = "\n".join(found.bad.as_lines(_namer(found)) for found in bad[:SHOWN_INPUTS])
+    listed = "\n".join(found.bad.as_lines(found.place, found.unit) for found in bad[:SHOWN_INPUTS])
     more = f"\n  ... and more in {len(bad) - SHOWN_INPUTS:,} other parts" if len(bad) > SHOWN_INPUTS else ""
     has = counted(count, "bad row has", "bad rows have")
     say(f"{has} an error in place of an answer ({ERROR}):\n{listed}{more}")

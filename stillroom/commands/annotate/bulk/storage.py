@@ -221,7 +221,10 @@ def _inputs_in_store(url: str) -> list[InputPlace]:
             _of_store(url, each, about, root)
             for each, about in files.items()
             # A name that ends with / stands for a folder, as consoles of stores make them.
-            if about["type"] == "file" and not each.endswith("/") and not _hidden(each.removeprefix(root))
+            if about["type"] == "file"
+            and not each.endswith("/")
+            # Neither is data in hidden files and folders.
+            and not any(part.startswith(HIDDEN) for part in each.removeprefix(root).strip("/").split("/"))
         ]
 
     try:
@@ -241,10 +244,6 @@ def _before_wildcard(pattern: str) -> str:
     """The folder before the first wildcard."""
     match = WILD.search(pattern)
     return pattern[: match.start() if match else None].rpartition("/")[0] or "/"
-
-
-def _hidden(name: str) -> bool:
-    return any(part.startswith(HIDDEN) for part in name.strip("/").split("/"))
 
 
 class DiskFolder:

@@ -191,13 +191,7 @@ def _begin(job: Job) -> None:
     assert parent is not None
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     settle_threads(job.threads)
-
-    def open_pipeline() -> Any:
-        from serve.model.pipeline import Pipeline
-
-        return Pipeline(job.bundle, job.variant, job.threads, device=job.device, log_notes=False)
-
-    _annotator = Annotator(job, open_pipeline)
+    _annotator = Annotator(job, lambda: job.bundle)
 
 
 def _end_with(parent: Any) -> None:

@@ -16,7 +16,6 @@ from pyarrow import parquet
 from test_bulk import digests, parts_of, refused, settings_of
 
 from serve.errors import BadInput
-from serve.model.pipeline import Pipeline
 from serve.tasks import open_bundle
 from serve.text.answers import AnswerOptions
 from stillroom.commands.annotate.bulk import run
@@ -37,11 +36,11 @@ def job_of(bundle: Path, out: Path) -> Job:
 def annotator_of(job: Job, before: Callable[[], object] = lambda: None) -> Annotator:
     """An annotator that calls `before` when it opens the bundle: after it has checked the input of its first part."""
 
-    def open_pipeline() -> Pipeline:
+    def bundle_folder() -> str:
         before()
-        return Pipeline(job.bundle, job.variant, job.threads, log_notes=False)
+        return job.bundle
 
-    return Annotator(job, open_pipeline)
+    return Annotator(job, bundle_folder)
 
 
 def write_lines(path: Path, count: int) -> None:
