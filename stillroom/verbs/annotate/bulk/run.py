@@ -17,11 +17,13 @@ from serve.files import lock_at
 from serve.tasks import open_bundle
 from serve.wording import counted
 from serve.workers.supervisor import processes_for
-from stillroom.commands.annotate.bulk.annotator import Made
-from stillroom.commands.annotate.bulk.manifest import PartsManifest
-from stillroom.commands.annotate.bulk.on_ray import check_node, load_ray, ray_workers
-from stillroom.commands.annotate.bulk.plan import Job, Part, Scan, input_format, name_of
-from stillroom.commands.annotate.bulk.storage import (
+from stillroom.console import bar, say
+from stillroom.verbs.annotate import Annotation
+from stillroom.verbs.annotate.bulk.annotator import Made
+from stillroom.verbs.annotate.bulk.manifest import PartsManifest
+from stillroom.verbs.annotate.bulk.on_ray import check_node, load_ray, ray_workers
+from stillroom.verbs.annotate.bulk.plan import Job, Part, Scan, input_format, name_of
+from stillroom.verbs.annotate.bulk.storage import (
     MOST_NAME_BYTES,
     SHOWN_FILES,
     WILD,
@@ -34,13 +36,11 @@ from stillroom.commands.annotate.bulk.storage import (
     local_path,
     storage_of,
 )
-from stillroom.commands.annotate.bulk.workers import LocalWorker, WorkerGroup
-from stillroom.commands.annotate.checks import columns_of, option_faults
-from stillroom.commands.annotate.ctrl_c import ctrl_c_kept
-from stillroom.commands.annotate.reader import FORMATS, STDIN, Start, input_faults
-from stillroom.commands.annotate.tables import ERROR, SUFFIXES
-from stillroom.console import bar, say
-from stillroom.verbs.annotate import Annotation
+from stillroom.verbs.annotate.bulk.workers import LocalWorker, WorkerGroup
+from stillroom.verbs.annotate.checks import columns_of, option_faults
+from stillroom.verbs.annotate.ctrl_c import ctrl_c_kept
+from stillroom.verbs.annotate.reader import FORMATS, STDIN, Start, input_faults
+from stillroom.verbs.annotate.tables import ERROR, SUFFIXES
 
 LOCK = ".annotate.lock"
 LATE_S = 60.0  # the longest that NFS keeps a listing of a folder, by default

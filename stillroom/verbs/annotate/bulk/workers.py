@@ -14,9 +14,9 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol
 
 from serve.errors import BadInput, InternalError, StillroomError
-from stillroom.commands.annotate.bulk.annotator import Annotator, Ready
-from stillroom.commands.annotate.bulk.plan import Job, Part
 from stillroom.console import say
+from stillroom.verbs.annotate.bulk.annotator import Annotator, Ready
+from stillroom.verbs.annotate.bulk.plan import Job, Part
 
 # Items that were given to workers this often, and each of them died, are given up. So are workers that die so often at their start.
 MOST_DEATHS = 3

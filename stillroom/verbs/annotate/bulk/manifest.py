@@ -12,10 +12,10 @@ from typing import Any
 
 from serve.bundle.remote_files import shown
 from serve.errors import BadInput
-from stillroom.commands.annotate.bulk.plan import Part, Scan, name_of, parts_of, row_ranges
-from stillroom.commands.annotate.bulk.storage import SHOWN_FILES, DiskFolder, InputPlace, Storage
-from stillroom.commands.annotate.reader import Start
-from stillroom.commands.annotate.writer import lineage_changes
+from stillroom.verbs.annotate.bulk.plan import Part, Scan, name_of, parts_of, row_ranges
+from stillroom.verbs.annotate.bulk.storage import SHOWN_FILES, DiskFolder, InputPlace, Storage
+from stillroom.verbs.annotate.reader import Start
+from stillroom.verbs.annotate.writer import lineage_changes
 
 MANIFEST = "_manifest.json"
 SAVE_EVERY_S = 2.0

@@ -16,9 +16,8 @@ from repository import ROOT
 
 from serve.errors import BadInput, InternalError
 from serve.model.pipeline import Pipeline
-from stillroom.commands.annotate import runner
-from stillroom.commands.annotate.runner import annotate
-from stillroom.verbs.annotate import Annotation
+from stillroom.verbs.annotate import Annotation, runner
+from stillroom.verbs.annotate.runner import annotate
 
 
 def lines(file: Path) -> list[Any]:

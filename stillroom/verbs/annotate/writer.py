@@ -23,14 +23,15 @@ import msgspec
 
 from serve.errors import BadInput
 from serve.files import RESUME, disk_errors_reported, lock, lock_at, replacing
-from stillroom.commands.annotate.reader import InputFile
-from stillroom.commands.annotate.rows import InputRow
+from stillroom.verbs.annotate.reader import InputFile
+from stillroom.verbs.annotate.rows import InputRow
 
 STDOUT = Path("-")
 # A power cut loses at most the answers of this time. A kill loses nothing that was written: the system's cache holds it.
 SYNC_S = 10.0
 TAIL_BYTES = 1 << 16
 PIECE_BYTES = 1 << 20
+ERROR_LINE = re.compile(rb'\{"error":\{"line":\d+,"row_sha256":"([0-9a-f]{64})",')
 
 
 class AnswerFile:
@@ -169,9 +170,6 @@ class AnswerFile:
                 yield
             except BrokenPipeError as error:
                 raise BadInput(f"the reader of {self.name} closed it; the rest was not annotated") from error
-
-
-ERROR_LINE = re.compile(rb'\{"error":\{"line":\d+,"row_sha256":"([0-9a-f]{64})",')
 
 
 def lineage_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

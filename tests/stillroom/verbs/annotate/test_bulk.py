@@ -26,14 +26,14 @@ from pyarrow import parquet
 
 from serve.errors import BadInput
 from serve.text.answers import AnswerOptions
-from stillroom.commands.annotate.bulk import plan
-from stillroom.commands.annotate.bulk.manifest import MANIFEST
-from stillroom.commands.annotate.bulk.plan import Job
-from stillroom.commands.annotate.bulk.run import annotate_files, is_bulk, summary
-from stillroom.commands.annotate.reader import InputFile
-from stillroom.commands.annotate.rows import Columns
-from stillroom.commands.annotate.runner import annotate
 from stillroom.verbs.annotate import Annotation
+from stillroom.verbs.annotate.bulk import plan
+from stillroom.verbs.annotate.bulk.manifest import MANIFEST
+from stillroom.verbs.annotate.bulk.plan import Job
+from stillroom.verbs.annotate.bulk.run import annotate_files, is_bulk, summary
+from stillroom.verbs.annotate.reader import InputFile
+from stillroom.verbs.annotate.rows import Columns
+from stillroom.verbs.annotate.runner import annotate
 
 TEXTS = [f"{'please ' * (number % 5)}{['rome', 'fly to rome', 'fly'][number % 3]}" for number in range(23)]
 
@@ -438,7 +438,7 @@ def batches_in(out: Path) -> int:
 def test_a_second_run_on_the_same_output_is_refused(plain: Path, inputs: Path, tmp_path: Path) -> None:
     import fcntl
 
-    from stillroom.commands.annotate.bulk.run import LOCK
+    from stillroom.verbs.annotate.bulk.run import LOCK
 
     (tmp_path / "out").mkdir()
     with (tmp_path / "out" / LOCK).open("w") as held:

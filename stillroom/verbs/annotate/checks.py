@@ -10,10 +10,10 @@ from serve.bundle.manifest import Manifest
 from serve.tasks import task_of
 from serve.text.answers import AnswerOptions
 from serve.workers.offline_pool import OfflinePool
-from stillroom.commands.annotate.reader import STDIN, InputFile, input_faults
-from stillroom.commands.annotate.rows import Columns
-from stillroom.commands.annotate.writer import STDOUT
 from stillroom.verbs.annotate import Annotation
+from stillroom.verbs.annotate.reader import STDIN, InputFile, input_faults
+from stillroom.verbs.annotate.rows import Columns
+from stillroom.verbs.annotate.writer import STDOUT
 
 
 def checked(settings: Annotation, opened: contextlib.ExitStack) -> tuple[OfflinePool, InputFile]:

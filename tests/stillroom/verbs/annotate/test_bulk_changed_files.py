@@ -18,14 +18,14 @@ from test_bulk import digests, parts_of, refused, settings_of
 from serve.errors import BadInput
 from serve.tasks import open_bundle
 from serve.text.answers import AnswerOptions
-from stillroom.commands.annotate.bulk import run
-from stillroom.commands.annotate.bulk.annotator import Annotator
-from stillroom.commands.annotate.bulk.manifest import MANIFEST, PartsManifest
-from stillroom.commands.annotate.bulk.plan import Job, Part
-from stillroom.commands.annotate.bulk.run import annotate_files, summary
-from stillroom.commands.annotate.bulk.storage import DiskFolder, inputs_of, storage_of
-from stillroom.commands.annotate.reader import Start
-from stillroom.commands.annotate.rows import Columns
+from stillroom.verbs.annotate.bulk import run
+from stillroom.verbs.annotate.bulk.annotator import Annotator
+from stillroom.verbs.annotate.bulk.manifest import MANIFEST, PartsManifest
+from stillroom.verbs.annotate.bulk.plan import Job, Part
+from stillroom.verbs.annotate.bulk.run import annotate_files, summary
+from stillroom.verbs.annotate.bulk.storage import DiskFolder, inputs_of, storage_of
+from stillroom.verbs.annotate.reader import Start
+from stillroom.verbs.annotate.rows import Columns
 
 
 def job_of(bundle: Path, out: Path) -> Job:

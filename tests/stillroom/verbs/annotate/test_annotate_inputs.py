@@ -18,11 +18,10 @@ from compress.data import tables
 from serve.errors import BadInput
 from serve.model.pipeline import Pipeline
 from serve.text.answers import AnswerOptions
-from stillroom.commands.annotate import reader, rows
-from stillroom.commands.annotate.reader import InputFile, input_faults
-from stillroom.commands.annotate.rows import Columns
-from stillroom.commands.annotate.runner import annotate
-from stillroom.verbs.annotate import Annotation
+from stillroom.verbs.annotate import Annotation, reader, rows
+from stillroom.verbs.annotate.reader import InputFile, input_faults
+from stillroom.verbs.annotate.rows import Columns
+from stillroom.verbs.annotate.runner import annotate
 
 
 def read(path: Path, **columns: Any) -> list[tuple[Any, str | None]]:

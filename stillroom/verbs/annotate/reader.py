@@ -18,8 +18,8 @@ from compress.data.file_formats import FIRST_BYTES, MOST_ARRAY_BYTES, format_fau
 from compress.data.tables import SEPARATORS, TableRow, column_names, table_rows
 from serve.errors import BadInput
 from serve.wording import one_of
-from stillroom.commands.annotate import rows
-from stillroom.commands.annotate.rows import (
+from stillroom.verbs.annotate import rows
+from stillroom.verbs.annotate.rows import (
     Columns,
     InputRow,
     decoded,

@@ -23,8 +23,8 @@ from repository import ROOT
 from serve.errors import BadInput
 from serve.model.pipeline import Pipeline
 from serve.text.answers import AnswerOptions
-from stillroom.commands.annotate import rows, runner
-from stillroom.commands.annotate.runner import Annotation, annotate
+from stillroom.verbs.annotate import rows, runner
+from stillroom.verbs.annotate.runner import Annotation, annotate
 
 
 def command(bundle: Path, *arguments: object) -> list[str]:
