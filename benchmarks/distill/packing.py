@@ -28,7 +28,8 @@ from compress.models.initialise import student_of
 from compress.models.precision import computing, weights_in
 from compress.models.pretrained import load_encoder, open_model, open_tokenizer
 from compress.models.shapes import shape_of
-from compress.training.stage import StageSettings, rows_in_use, step_losses, train_stage
+from compress.training.loop import StageSettings
+from compress.training.stage import rows_in_use, step_losses, train_stage
 from stillroom.verbs.demo import teacher_folder
 
 TURN = 4_000  # tokens
@@ -39,7 +40,7 @@ class Learner:
 
     def __init__(self, opened: Any, shape: Any, stage: Stage, text: CorpusText, precision: str) -> None:
         self.teacher = load_encoder(opened, seed=0).eval()
-        self.student = student_of(self.teacher, opened.family, shape, seed=0)[0]
+        self.student = student_of(self.teacher, shape, seed=0)[0]
         self.stage, self.text, self.precision = stage, text, precision
         self.maps = Projections(stage.objective, self.teacher.config, self.student.config)
         self.speeds: list[float] = []

@@ -46,7 +46,8 @@ from compress.models.precision import autocast
 from compress.models.pretrained import load_encoder, open_model, open_tokenizer
 from compress.models.shapes import shape_of
 from compress.runs.hardware import same_bits
-from compress.training.stage import StageSettings, step_losses, train_stage
+from compress.training.loop import StageSettings
+from compress.training.stage import step_losses, train_stage
 
 LEARNING_RATE = 1e-4
 TURN = {"cpu": 1, "cuda": 8}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto
     from transformers import PreTrainedModel
 
-    from compress.models.sentence_model import SentenceModel
+    from compress.models.sentence_encoder import SentenceModel
 
 # Opset 20 is the first with Gelu. Every onnxruntime that the server accepts runs it.
 OPSET = 20
@@ -63,7 +63,7 @@ def export_graph(checkpoint: Path, out: Path, max_length: int) -> GraphInfo:
     """
     import torch
 
-    from compress.models.sentence_model import SentenceModel
+    from compress.models.sentence_encoder import SentenceModel
 
     model = load_answering_model(checkpoint)
     inputs = graph_inputs(model)
@@ -153,7 +153,7 @@ def load_answering_model(checkpoint: Path) -> "PreTrainedModel | SentenceModel":
     architecture = _architecture(checkpoint)
     head = next((head for head in HEADS if architecture.endswith(head.suffix)), None)
     if head is None and (how := pooling_in(checkpoint)):
-        from compress.models.sentence_model import load_sentence_model
+        from compress.models.sentence_encoder import load_sentence_model
 
         with quiet():
             return load_sentence_model(how, checkpoint, attn_implementation="eager", dtype=torch.float32)

@@ -309,7 +309,7 @@ def _trim_model(checkpoint: Path, new_ids: dict[int, int]) -> int:
     """Keep the rows `new_ids` of the word embeddings, write the checkpoint, and return the bytes removed."""
     import torch
 
-    from compress.models.sentence_model import SentenceModel
+    from compress.models.sentence_encoder import SentenceModel
 
     found = load_answering_model(checkpoint)
     model = found.model if isinstance(found, SentenceModel) else found

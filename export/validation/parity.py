@@ -4,7 +4,6 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
@@ -23,9 +22,6 @@ from serve.errors import BadInput
 from serve.model.session import Session, padded
 from serve.text.labels import applies
 from serve.text.tokenizer import load_tokenizer
-
-if TYPE_CHECKING:
-    pass
 
 # By how much two logits may differ, absolute and relative: float16 has an 11-bit mantissa, and errors add up over layers.
 # int8 has a gate on the task metric instead; its tolerance only decides what counts as a tie.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from compress.models.sentence_model import SentenceModel
+    from compress.models.sentence_encoder import SentenceModel
 
 WARM_UPS = 3  # runs on a side stream before a CUDA graph is captured, as torch's documentation requires
 
@@ -134,7 +134,7 @@ def _opener(candidate: Candidate) -> "Callable[..., PreTrainedModel | SentenceMo
     elif "ForSequenceClassification" in architectures:
         opener = transformers.AutoModelForSequenceClassification.from_pretrained
     elif how := pooling_in(candidate.path):
-        from compress.models.sentence_model import load_sentence_model
+        from compress.models.sentence_encoder import load_sentence_model
 
         return partial(load_sentence_model, how)
     return partial(opener, config=loading_config(candidate.path), local_files_only=True, use_safetensors=True)

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from compress.data.fields import MOST_CHARACTERS
-from compress.data.row_faults import SHOWN_FAULTS, SHOWN_LINES, faulty_rows
+from compress.data.row_fields import MOST_CHARACTERS, SHOWN_FAULTS, SHOWN_LINES, faulty_rows
 from serve.errors import BadInput, StillroomError
 from serve.tasks.relations import UNMARKED, Part, marked_text
 from serve.text.answers import OffsetUnit
