@@ -152,8 +152,22 @@ def weights_read_bytes(path: Path, tokens: int) -> int | None:
 
 
 def _weights(path: Path) -> list[Weight] | None:
+    weights = []
+    for file in sorted(path.glob("*.safetensors")) if path.is_dir() else []:
+        # 8 bytes of length, then the header: https://huggingface.co/docs/safetensors/index#format
+        with file.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            header = json.loads(stream.read(length))
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                begin, end = tensor["data_offsets"]
+                shape = tuple(tensor["shape"])
+                # word_embeddings, position_embeddings, token_type_embeddings, tok_embeddings
+                table = name.endswith("_embeddings.weight") and len(shape) == 2
+                trained = tensor["dtype"] not in ("I16", "I32", "I64", "BOOL")
+                weights.append(Weight(shape, end - begin, trained, table))
     if path.is_dir():
-        return [weight for file in sorted(path.glob("*.safetensors")) for weight in _in_safetensors(file)] or None
+        return weights or None
     if not path.is_file():
         raise BadInput(f"{path} does not exist; give a checkpoint folder or an ONNX file")
     try:
@@ -163,27 +177,12 @@ def _weights(path: Path) -> list[Weight] | None:
     graph = onnx.load(path, load_external_data=False).graph
     tables = {node.input[0] for node in graph.node if node.op_type == "Gather"}
     indices = (onnx.TensorProto.INT32, onnx.TensorProto.INT64, onnx.TensorProto.BOOL)
-    weights = []
     for tensor in graph.initializer:
         shape = tuple(tensor.dims)
         size_bytes = math.prod(shape) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
         table = tensor.name in tables and len(shape) == 2
         weights.append(Weight(shape, size_bytes, tensor.data_type not in indices, table))
     return weights
-
-
-def _in_safetensors(file: Path) -> Iterator[Weight]:
-    # 8 bytes of length, then the header: https://huggingface.co/docs/safetensors/index#format
-    with file.open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        header = json.loads(stream.read(length))
-    for name, tensor in header.items():
-        if name != "__metadata__":
-            begin, end = tensor["data_offsets"]
-            shape = tuple(tensor["shape"])
-            # word_embeddings, position_embeddings, token_type_embeddings, tok_embeddings
-            table = name.endswith("_embeddings.weight") and len(shape) == 2
-            yield Weight(shape, end - begin, tensor["dtype"] not in ("I16", "I32", "I64", "BOOL"), table)
 
 
 # The rest runs in a separate process. Each runtime is loaded, timed and dropped in turn, since idle threads of another spin.

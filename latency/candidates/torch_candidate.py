@@ -48,7 +48,11 @@ def load_torch(candidate: Candidate) -> Call:
         model = opener(candidate.path, dtype=dtypes[candidate.precision])
     except Exception as error:
         # Everything that transformers raises here (damaged weights, unusable values) is about the given folder.
-        raise _cannot_be_opened(candidate, error) from None
+        said = " ".join(str(error).split())
+        raise BadInput(
+            f"candidate {candidate.name!r}: {candidate.path} cannot be opened ({type(error).__name__}: {said}); "
+            "copy the folder again, or save the model again with save_pretrained"
+        ) from None
     model.eval().to(candidate.device)
     parameters = inspect.signature(model.forward).parameters
     # dynamic: lengths differ between texts, and a graph for one shape would be compiled again for the next.
@@ -117,7 +121,7 @@ def _opener(candidate: Candidate) -> "Callable[..., PreTrainedModel | SentenceMo
             "give a local folder that transformers saved (a Hub model must be downloaded first)"
         )
     # It may name code that is not to be loaded.
-    config = config_in(candidate.path, f"candidate {candidate.name!r}", any_family=True)
+    config = config_in(candidate.path, f"candidate {candidate.name!r} in {candidate.path}", any_family=True)
     architectures = " ".join(config.architectures or [])
     opener: Callable[..., PreTrainedModel] = transformers.AutoModel.from_pretrained
     if "ForTokenClassification" in architectures:
@@ -134,11 +138,3 @@ def _opener(candidate: Candidate) -> "Callable[..., PreTrainedModel | SentenceMo
 
         return partial(load_sentence_model, how)
     return partial(opener, config=loading_config(candidate.path), local_files_only=True, use_safetensors=True)
-
-
-def _cannot_be_opened(candidate: Candidate, error: Exception) -> BadInput:
-    said = " ".join(str(error).split())
-    return BadInput(
-        f"candidate {candidate.name!r}: {candidate.path} cannot be opened ({type(error).__name__}: {said}); "
-        "copy the folder again, or save the model again with save_pretrained"
-    )

@@ -35,7 +35,12 @@ def from_texts(texts: Sequence[str], tokenizer: "Tokenizer", batch: int, tokens:
     text_ids = [ids for ids in (_plain_ids(tokenizer, text) for text in texts) if ids]
     if not text_ids:
         raise BadInput(f"{len(texts)} texts were given, without any token; give texts like those that will be served")
-    opening, closing = _special_ids(tokenizer, next(text for text in texts if _plain_ids(tokenizer, text)))
+    # The special tokens that the tokenizer puts before and after a text.
+    encoding = tokenizer.encode(next(text for text in texts if _plain_ids(tokenizer, text)))
+    kinds = zip(encoding.ids, encoding.special_tokens_mask, encoding.attention_mask, strict=True)
+    real = [(token, bool(special)) for token, special, attended in kinds if attended]
+    own = [i for i, (_, special) in enumerate(real) if not special]
+    opening, closing = ([token for token, _ in part] for part in (real[: own[0]], real[own[-1] + 1 :]))
     room = tokens - len(opening) - len(closing)
     if room < 1:
         raise BadInput(
@@ -56,13 +61,3 @@ def _plain_ids(tokenizer: "Tokenizer", text: str) -> list[int]:
     """Ids of `text` without special tokens and without padding, even if the tokenizer pads."""
     encoding = tokenizer.encode(text, add_special_tokens=False)
     return [token for token, real in zip(encoding.ids, encoding.attention_mask, strict=True) if real]
-
-
-def _special_ids(tokenizer: "Tokenizer", text: str) -> tuple[list[int], list[int]]:
-    """The special tokens that the tokenizer puts before and after `text`."""
-    encoding = tokenizer.encode(text)
-    kinds = zip(encoding.ids, encoding.special_tokens_mask, encoding.attention_mask, strict=True)
-    real = [(token, bool(special)) for token, special, attended in kinds if attended]
-    first = next(i for i, (_, special) in enumerate(real) if not special)
-    last = max(i for i, (_, special) in enumerate(real) if not special)
-    return [token for token, _ in real[:first]], [token for token, _ in real[last + 1 :]]

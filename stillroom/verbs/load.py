@@ -16,7 +16,6 @@ from compress.data.columns import columns_of
 from compress.data.texts import read_texts
 from compress.input_errors import Faults
 from compress.settings import Output, Seed, TextColumn
-from latency.load.trial import LoadTrial
 from latency.measure.machine import machine_facts
 from serve.options import again, make, rule_faults, setting
 from stillroom.console import bar, result, table
@@ -26,6 +25,7 @@ from stillroom.report.pages import write_text
 from stillroom.verb import Argument, Document, Verb
 
 if TYPE_CHECKING:
+    from latency.load.generator import LoadTrial
     from latency.load.http_client import Target
 
 FILES = ("load.json", "table.md")  # in --out
@@ -137,7 +137,7 @@ def _checked(url: str, asked: Loading, headers: dict[str, str], queries: int) ->
     return target_of(url, headers), bodies
 
 
-def _rows(trials: list[LoadTrial]) -> list[list[str]]:
+def _rows(trials: "list[LoadTrial]") -> list[list[str]]:
     """The cells of a table of `trials` under COLUMNS, in order of rate."""
     rows = []
     for trial in sorted(trials, key=lambda trial: trial["rate_per_s"]):

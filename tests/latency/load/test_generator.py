@@ -15,9 +15,8 @@ from repository import ROOT
 
 from latency.load import driver, generator
 from latency.load.arrivals import poisson_s
-from latency.load.generator import load, ramp, request_bodies
+from latency.load.generator import Load, load, ramp, request_bodies
 from latency.load.http_client import probe, target_of
-from latency.load.trial import Load
 from serve.errors import BadInput
 
 QUICK: dict[str, Any] = {"rate_per_s": 500.0, "queries": 40}
