@@ -54,11 +54,15 @@ class BadRows(BadInput):
 def _line_of(alike: Sequence[Fault]) -> str:
     """One line for faults of one file and one reason."""
     first, lines = alike[0], [fault.line for fault in alike]
-    if len(alike) == 1 or first.line is None:
+    if first.line is None:
         return str(first)
-    named = ", ".join(map(str, lines[:SHOWN_LINES]))
-    rest = f" and {len(lines) - SHOWN_LINES} more" if len(lines) > SHOWN_LINES else ""
-    return f"{first.file}, lines {named}{rest}: {first.reason}"
+    return faulty_rows(first.file, "line", lines[:SHOWN_LINES], len(alike), first.reason)
+
+
+def faulty_rows(file: str, unit: str, shown: Sequence[int | None], count: int, reason: str) -> str:
+    """One line for `count` rows of `file` with the same fault, each called a `unit`; `shown` are the places of the first."""
+    rest = f" and {count - len(shown):,} more" if count > len(shown) else ""
+    return f"{file}, {unit}{'s' * (count != 1)} {', '.join(map(str, shown))}{rest}: {reason}"
 
 
 class UnreadableFrom(BadRows):

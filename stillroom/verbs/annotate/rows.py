@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from compress.data.row_fields import MOST_CHARACTERS
+from compress.data.row_fields import MOST_CHARACTERS, SHOWN_FAULTS, SHOWN_LINES, faulty_rows
 from serve.errors import BadInput, StillroomError
 from serve.tasks.relations import UNMARKED, Part, marked_text
 from serve.text.answers import OffsetUnit
@@ -23,8 +23,6 @@ STRING_OR_NO_NUMBER = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|(?<![\w.+-])(?:
 HALF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 NOT_JSON = "is not JSON ("  # the reason follows, which differs from row to row
 PAIR, HEAD, TAIL = "text_pair", "head", "tail"
-# Faults in the message, and rows named for each; with --bad-rows skip the output has all of them.
-SHOWN_FAULTS, SHOWN_LINES = 20, 5
 
 
 class InputRow(NamedTuple):
@@ -202,22 +200,16 @@ def fails_on_some(results: Iterable[object]) -> bool:
 
 @dataclass
 class _Alike:
-    """Rows with the same fault."""
+    """Rows with the same fault: the lines of the first, and how many there are."""
 
     fault: str
     lines: list[int] = field(default_factory=list)
-    """The first SHOWN_LINES of them."""
     count: int = 0
-
-    def add(self, line: int) -> None:
-        self.count += 1
-        if len(self.lines) < SHOWN_LINES:
-            self.lines.append(line)
 
 
 @dataclass
-class BadRows:
-    """How many rows of an input were bad, and the first of them."""
+class RowFaults:
+    """How many rows of an input were bad, and the first of them. With --bad-rows skip the output has all of them."""
 
     count: int = 0
     faults: dict[str, _Alike] = field(default_factory=dict)
@@ -227,14 +219,14 @@ class BadRows:
         self.count += 1
         kind = NOT_JSON if fault.startswith(NOT_JSON) else fault
         if kind in self.faults or len(self.faults) < SHOWN_FAULTS:
-            self.faults.setdefault(kind, _Alike(fault)).add(line)
+            alike = self.faults.setdefault(kind, _Alike(fault))
+            alike.count += 1
+            if len(alike.lines) < SHOWN_LINES:
+                alike.lines.append(line)
 
     def as_lines(self, name: str, unit: str) -> str:
         """A line per fault, with the name of the file and some of its rows, each called a `unit`."""
-        shown = []
-        for each in self.faults.values():
-            lines = ", ".join(map(str, each.lines))
-            rest = f" and {each.count - len(each.lines):,} more" if each.count > len(each.lines) else ""
-            shown.append(f"  {name}, {unit}{'s' * (each.count != 1)} {lines}{rest}: {each.fault}")
-        more = self.count - sum(each.count for each in self.faults.values())
+        alike = self.faults.values()
+        shown = [f"  {faulty_rows(name, unit, each.lines, each.count, each.fault)}" for each in alike]
+        more = self.count - sum(each.count for each in alike)
         return "\n".join([*shown, *([f"  ... and {more:,} more"] if more else [])])

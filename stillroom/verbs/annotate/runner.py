@@ -26,7 +26,7 @@ from stillroom.verbs.annotate import Annotation
 from stillroom.verbs.annotate.checks import checked
 from stillroom.verbs.annotate.ctrl_c import ctrl_c_kept
 from stillroom.verbs.annotate.reader import InputFile
-from stillroom.verbs.annotate.rows import PAIR, BadRows, fails_on_some
+from stillroom.verbs.annotate.rows import PAIR, RowFaults, fails_on_some
 from stillroom.verbs.annotate.tables import ARRAY, ERROR, SUFFIXES, TABLE, rows_beside, write_array, write_table
 from stillroom.verbs.annotate.writer import AnswerFile, Place, answer_opening, error_line, places
 
@@ -62,7 +62,7 @@ class _Tally:
     asked_again: int = 0
     """Rows of these that had an error and were answered again."""
     rows: int = 0
-    bad: BadRows = field(default_factory=BadRows)
+    bad: RowFaults = field(default_factory=RowFaults)
     ours: str | None = None
     """The message about the first row that failed by a fault of this program."""
     stopped: bool = False

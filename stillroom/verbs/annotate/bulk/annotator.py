@@ -35,7 +35,7 @@ from stillroom.verbs.annotate.bulk.plan import (
 )
 from stillroom.verbs.annotate.bulk.storage import InputPlace, place_of, storage_of
 from stillroom.verbs.annotate.reader import InputFile
-from stillroom.verbs.annotate.rows import BadRows, InputRow, fails_on_some
+from stillroom.verbs.annotate.rows import InputRow, RowFaults, fails_on_some
 from stillroom.verbs.annotate.runner import WINDOW_BYTES, WINDOW_ROWS
 from stillroom.verbs.annotate.tables import with_answers
 from stillroom.verbs.annotate.writer import answer_opening, error_line
@@ -69,7 +69,7 @@ class Made(NamedTuple):
     rows: int
     bytes: int
     sha256: str
-    bad: BadRows
+    bad: RowFaults
     unit: str
 
 
@@ -118,7 +118,7 @@ class Annotator:
 
     def _annotate(self, part: Part) -> Made:
         self._check_unchanged(part.source)
-        name, bad = name_of(part, self.job.format), BadRows()
+        name, bad = name_of(part, self.job.format), RowFaults()
         kept = KeptAnswers(
             None if self.job.on_nodes else self._output.unfinished(name), repr((self.job, part, versions()))
         )
@@ -150,7 +150,7 @@ class Annotator:
         if (now.bytes, now.mark) != (source.bytes, source.mark):
             raise _changed(source, meanwhile)
 
-    def _write_lines(self, file: InputFile, part: Part, path: Path, kept: KeptAnswers, bad: BadRows) -> int:
+    def _write_lines(self, file: InputFile, part: Part, path: Path, kept: KeptAnswers, bad: RowFaults) -> int:
         """Answers the part as JSON lines. Returns its rows, which are fewer than planned if the input was shortened."""
         opening, count = answer_opening(self.job.columns.answer), 0
         with path.open("wb") as out:
@@ -164,7 +164,7 @@ class Annotator:
                 count += len(rows)
         return count
 
-    def _write_table(self, file: InputFile, part: Part, path: Path, kept: KeptAnswers, bad: BadRows) -> int:
+    def _write_table(self, file: InputFile, part: Part, path: Path, kept: KeptAnswers, bad: RowFaults) -> int:
         """Answers the part as a parquet file. Returns its rows, as `_write_lines`."""
         import pyarrow as pa
         from pyarrow import parquet
@@ -191,7 +191,7 @@ class Annotator:
                 writer.close()
         return count
 
-    def _outcomes(self, rows: list[InputRow], file: InputFile, kept: KeptAnswers, bad: BadRows) -> list[Outcome]:
+    def _outcomes(self, rows: list[InputRow], file: InputFile, kept: KeptAnswers, bad: RowFaults) -> list[Outcome]:
         """The outcome of each row.
 
         Raises:

@@ -16,7 +16,7 @@ from serve.errors import BadInput, StillroomError
 from serve.text.answers import AnswerOptions
 from stillroom.verbs.annotate.bulk.storage import InputPlace, opened
 from stillroom.verbs.annotate.reader import InputFile, Start, format_of, objects_of
-from stillroom.verbs.annotate.rows import HEAD, TAIL, BadRows, Columns, InputRow, json_row_reader
+from stillroom.verbs.annotate.rows import HEAD, TAIL, Columns, InputRow, RowFaults, json_row_reader
 from stillroom.verbs.annotate.tables import ERROR, TABLE
 
 # A part also ends after so many characters of text, which take a core some minutes.
@@ -52,7 +52,7 @@ class Scan(NamedTuple):
     source: InputPlace
     starts: tuple[Start, ...]
     rows: int
-    bad: BadRows
+    bad: RowFaults
     unit: str
     """What a row is called: row or line."""
 
@@ -100,7 +100,7 @@ def scan(source: InputPlace, job: Job) -> Scan:
         BadInput: it is not in its format, or damaged.
         ReadFailed: the store that it is in failed.
     """
-    bad, starts = BadRows(), []
+    bad, starts = RowFaults(), []
     part_rows, most_characters = job.part_rows, PART_CHARACTERS
     if source.name.endswith(".gz") or input_format(source, job.format) == "json":
         part_rows, most_characters = FROM_START * part_rows, FROM_START * most_characters
