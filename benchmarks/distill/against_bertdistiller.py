@@ -12,7 +12,6 @@ document.
 
 import argparse
 import json
-import platform
 import statistics
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from steps import TURN, now
+from steps import TURN, now, print_document
 from transformers import BertConfig, BertModel
 
 from compress.data.corpus import CorpusText, chunks
@@ -161,9 +160,7 @@ def main() -> None:
             found[way] = side_by_side(given, folder / way, precision, grouped=grouped)
             print(way, json.dumps(found[way]), file=sys.stderr, flush=True)
     del given.texts
-    machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "processor": platform.processor()}
-    machine |= {"gpu": torch.cuda.get_device_name()} if given.device == "cuda" else {}
-    print(json.dumps({"settings": vars(given), "machine": machine, "found": found}, indent=1))
+    print_document(given, found=found)
 
 
 if __name__ == "__main__":

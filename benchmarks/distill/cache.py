@@ -10,8 +10,6 @@ epochs after which the cache has saved more time than it cost.
 """
 
 import argparse
-import json
-import platform
 import statistics
 import sys
 import tempfile
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from steps import print_document
 from transformers import BertConfig, BertModel
 
 from compress.data.corpus import CorpusText, tokenised
@@ -111,8 +110,7 @@ def main() -> None:
         "quartiles_of_pairs": [ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]],
         "epochs_until_it_has_paid": written / (asked - kept) if asked > kept else None,
     }
-    machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "processor": platform.processor()}
-    print(json.dumps({"settings": vars(given), "machine": machine, "found": found}, indent=1))
+    print_document(given, found=found)
     print(f"{asked / kept:.2f} times as fast", file=sys.stderr)
 
 

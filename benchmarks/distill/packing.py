@@ -8,8 +8,6 @@ one epoch instead, and the loss on those texts, unpacked, is given before and af
 """
 
 import argparse
-import json
-import platform
 import statistics
 import tempfile
 import time
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from steps import print_document
 
 from compress.data.corpus import CorpusText, chunks
 from compress.data.encoded import pad_id_of
@@ -129,8 +128,7 @@ def main() -> None:
             found[name]["loss_after"] = learner.loss_on(held)
     else:
         in_turns(learners, given.minutes, found)
-    machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "processor": platform.processor()}
-    print(json.dumps({"settings": vars(given), "machine": machine, "found": found}, indent=1))
+    print_document(given, found=found)
 
 
 def in_turns(learners: dict[str, Learner], minutes: float, found: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ from compress.models.shapes import Shape
 from compress.runs.stages import trained_with
 from export.graph.exporter import export_graph, quiet
 from export.precision.int8 import quantise_static
-from export.precision.int8_search import Prepared
+from export.precision.int8_preparation import Prepared
 from latency.analysis.latency_model import OPERATORS, Errors, LatencyModel, Timed, fit
 from latency.candidates.candidate import Candidate
 from latency.measure.interleave import Patience, at_work, measure

@@ -27,7 +27,7 @@ from compress.runs.task_inputs import TaskInputs, scored_rows, unseen
 from compress.runs.task_stages import load_stage
 from compress.settings import FineTunedTeacher, TaskData, TaskSettings
 from compress.training.loop import Diverged, StageSettings
-from latency.measure.resources import resident_bytes
+from latency.measure.machine import resident_bytes
 from serve.bundle.cpu import available_cores
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput

@@ -28,7 +28,7 @@ from compress.runs.method_chain import asks_words
 from compress.runs.method_trainings import HEAD_SHARE
 from compress.runs.stages import RunStage, seconds_of
 from compress.training.stage import rows_narrowed, step_losses
-from latency.measure.resources import resident_bytes
+from latency.measure.machine import resident_bytes
 from serve.errors import BadInput
 from stillroom.inputs.preflight import RunInputs
 from stillroom.inputs.recipe import Recipe
