@@ -1,11 +1,12 @@
 """A row of an input for `annotate`: its fields unchanged and its text as the model reads it, or its fault."""
 
+import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
@@ -23,6 +24,7 @@ STRING_OR_NO_NUMBER = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|(?<![\w.+-])(?:
 HALF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 NOT_JSON = "is not JSON ("  # the reason follows, which differs from row to row
 PAIR, HEAD, TAIL = "text_pair", "head", "tail"
+BOM = b"\xef\xbb\xbf"
 
 
 class InputRow(NamedTuple):
@@ -63,12 +65,58 @@ class Columns:
         return [self.pair, *([HEAD, TAIL] if self.relations else [])]
 
 
+class Line(NamedTuple):
+    """A line of a stream, and its number."""
+
+    number: int
+    read: bytes
+    """The line with its line end, or the SHA-256 of a line that is too long."""
+    whole: bool
+
+
+class Start(NamedTuple):
+    """Where a row begins: the rows, lines and bytes (uncompressed) before it. Lines and bytes only of files that have lines."""
+
+    row: int = 0
+    line: int = 0
+    byte: int = 0
+
+
+class Lines:
+    """The lines of a stream, from the start or from where `go_to` says; what was read of it so far."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.stream, self.number, self.bytes = stream, 0, 0
+
+    def go_to(self, start: Start) -> None:
+        """The next line is the one at `start`."""
+        self.stream.seek(start.byte)
+        self.number, self.bytes = start.line, start.byte
+
+    def __iter__(self) -> Iterator[Line]:
+        while line := self.stream.readline(MOST_ROW_BYTES + 1):
+            self.number += 1
+            self.bytes += len(line)
+            if self.number == 1:
+                line = line.removeprefix(BOM)
+            whole = len(line) <= MOST_ROW_BYTES or line.endswith(b"\n")
+            if not whole:
+                digest = hashlib.sha256(line)
+                while rest := self.stream.readline(MOST_ROW_BYTES):
+                    self.bytes += len(rest)
+                    digest.update(rest)
+                    if rest.endswith(b"\n"):
+                        break
+                line = digest.digest()
+            yield Line(self.number, line, whole)
+
+
 def too_long() -> str:
     """The fault of a row over the limit."""
     return f"is longer than {MOST_ROW_BYTES:,} bytes, which is the limit; split it"
 
 
-def cell_too_long() -> str:
+def text_too_long() -> str:
     """The fault of a row with a text over the limit."""
     return f"has a text of more than {MOST_CHARACTERS:,} characters, which is the limit; split it"
 
@@ -100,9 +148,13 @@ def json_row_reader(columns: Columns, hint: str = "") -> Callable[[int, bytes], 
         try:
             written.decode("utf-8")  # msgspec does not check fields that it does not decode
             row, written = decoded(decode, written)
-            text = _marked(row, columns.offsets) if columns.relations else row.text
+            text = row.text
+            if columns.relations:
+                if row.head is None or row.tail is None:
+                    raise BadInput(UNMARKED)
+                text = marked_text(text, row.head, row.tail, unit=columns.offsets)
             if max(len(text), len(row.text_pair or "")) > MOST_CHARACTERS:
-                return faulty(line, cell_too_long(), written)
+                return faulty(line, text_too_long(), written)
         except BadInput as error:
             return faulty(line, error.message, written)
         except (ValueError, RecursionError) as error:
@@ -162,14 +214,8 @@ def text_row(line: int, read: bytes) -> InputRow:
     except UnicodeDecodeError as error:
         return faulty(line, f"is not UTF-8 ({error.reason} at byte {error.start})", read)
     if len(text) > MOST_CHARACTERS:
-        return faulty(line, cell_too_long(), read)
+        return faulty(line, text_too_long(), read)
     return InputRow(line, b'{"text":' + msgspec.json.encode(text), text, None, None)
-
-
-def _marked(row: Any, unit: OffsetUnit) -> str:
-    if row.head is None or row.tail is None:
-        raise BadInput(UNMARKED)
-    return marked_text(row.text, row.head, row.tail, unit=unit)
 
 
 def _json_fault(written: bytes, error: Exception, columns: Columns, hint: str) -> str:

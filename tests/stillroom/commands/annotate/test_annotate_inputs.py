@@ -19,9 +19,10 @@ from serve.errors import BadInput
 from serve.model.pipeline import Pipeline
 from serve.text.answers import AnswerOptions
 from stillroom.commands.annotate import reader, rows
-from stillroom.commands.annotate.reader import InputFile, input_faults
+from stillroom.commands.annotate.checks import input_faults
+from stillroom.commands.annotate.reader import InputFile
 from stillroom.commands.annotate.rows import Columns
-from stillroom.commands.annotate.runner import annotate
+from stillroom.commands.annotate.run import annotate
 from stillroom.verbs.annotate import Annotation
 
 

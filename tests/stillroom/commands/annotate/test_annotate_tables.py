@@ -18,7 +18,8 @@ from serve.errors import BadInput
 from serve.model.pipeline import Pipeline
 from serve.text.answers import AnswerOptions
 from stillroom.commands.annotate import tables
-from stillroom.commands.annotate.runner import Annotation, annotate
+from stillroom.commands.annotate.run import annotate
+from stillroom.verbs.annotate import Annotation
 
 TEXTS = [f"{'please ' * (number % 5)}{['rome', 'i love it', 'fly'][number % 3]}" for number in range(23)]
 

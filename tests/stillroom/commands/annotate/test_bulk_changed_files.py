@@ -16,17 +16,15 @@ from pyarrow import parquet
 from test_bulk import digests, parts_of, refused, settings_of
 
 from serve.errors import BadInput
-from serve.model.pipeline import Pipeline
 from serve.tasks import open_bundle
 from serve.text.answers import AnswerOptions
-from stillroom.commands.annotate.bulk import run
-from stillroom.commands.annotate.bulk.annotator import Annotator
-from stillroom.commands.annotate.bulk.manifest import MANIFEST, PartsManifest
-from stillroom.commands.annotate.bulk.plan import Job, Part
-from stillroom.commands.annotate.bulk.run import annotate_files, summary
-from stillroom.commands.annotate.bulk.storage import DiskFolder, inputs_of, storage_of
-from stillroom.commands.annotate.reader import Start
-from stillroom.commands.annotate.rows import Columns
+from stillroom.commands.annotate import run
+from stillroom.commands.annotate.annotator import Annotator
+from stillroom.commands.annotate.inputs import inputs_of
+from stillroom.commands.annotate.parts import MANIFEST, Job, Part, PartsManifest
+from stillroom.commands.annotate.rows import Columns, Start
+from stillroom.commands.annotate.run import annotate_files, summary
+from stillroom.commands.annotate.storage import DiskFolder, storage_of
 
 
 def job_of(bundle: Path, out: Path) -> Job:
@@ -37,11 +35,11 @@ def job_of(bundle: Path, out: Path) -> Job:
 def annotator_of(job: Job, before: Callable[[], object] = lambda: None) -> Annotator:
     """An annotator that calls `before` when it opens the bundle: after it has checked the input of its first part."""
 
-    def open_pipeline() -> Pipeline:
+    def bundle() -> str:
         before()
-        return Pipeline(job.bundle, job.variant, job.threads, log_notes=False)
+        return job.bundle
 
-    return Annotator(job, open_pipeline)
+    return Annotator(job, bundle)
 
 
 def write_lines(path: Path, count: int) -> None:
@@ -58,7 +56,7 @@ def test_files_without_rows_are_listed_and_have_no_parts(cities: Path, tmp_path:
     (given / "empty.jsonl").touch()
     (given / "head.csv").write_text("text\n")
     write_table(given / "none.parquet", 0)
-    assert summary(annotate_files(settings_of(cities, given, out))) == [f"{given} has no rows; nothing was done."]
+    assert summary(annotate_files(settings_of(cities, given, out))) == f"{given} has no rows; nothing was done."
     write_lines(given / "a.jsonl", 3)
     for restart in (False, False, True):
         document = annotate_files(settings_of(cities, given, out, restart=restart))

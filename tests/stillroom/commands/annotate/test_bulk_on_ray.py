@@ -26,13 +26,12 @@ from serve.errors import BadInput
 from serve.model.pipeline import Pipeline
 from serve.tasks import open_bundle
 from serve.text.answers import AnswerOptions
-from stillroom.commands.annotate.bulk import on_ray
-from stillroom.commands.annotate.bulk.annotator import Ready, versions
-from stillroom.commands.annotate.bulk.manifest import MANIFEST
-from stillroom.commands.annotate.bulk.plan import Job
-from stillroom.commands.annotate.bulk.run import annotate_files
-from stillroom.commands.annotate.bulk.workers import WorkerGroup
+from stillroom.commands.annotate import on_ray
+from stillroom.commands.annotate.annotator import Ready, versions
+from stillroom.commands.annotate.parts import MANIFEST, Job
 from stillroom.commands.annotate.rows import Columns
+from stillroom.commands.annotate.run import annotate_files
+from stillroom.commands.annotate.workers import WorkerGroup
 
 # Read when Ray is loaded: it sends nothing home.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"

@@ -12,7 +12,7 @@ import os
 import platform
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -23,9 +23,9 @@ from serve.bundle.fetched import kept
 from serve.bundle.manifest import MANIFEST, Bundle
 from serve.errors import BadInput, BundleError, StillroomError
 from serve.tasks import open_bundle
-from stillroom.commands.annotate.bulk.annotator import Annotator, Ready, bundle_changed, versions
-from stillroom.commands.annotate.bulk.plan import Job
-from stillroom.commands.annotate.bulk.workers import Worker, called, settle_threads
+from stillroom.commands.annotate.annotator import Annotator, Ready, bundle_changed, versions
+from stillroom.commands.annotate.parts import Job
+from stillroom.commands.annotate.workers import settle_threads
 
 LOCAL = "local"
 INSTALL_RAY = 'pip install "stillroom[ray]"'
@@ -51,7 +51,7 @@ def load_ray(address: str) -> Any:
 
 
 @contextmanager
-def ray_workers(address: str, job: Job, processes: int | None) -> Iterator[list[Worker]]:
+def ray_workers(address: str, job: Job, processes: int | None) -> Iterator[list["RayWorker"]]:
     """Workers on the cluster at `address`, or on one of this machine's cores that lasts as long as this context.
 
     Raises:
@@ -66,7 +66,7 @@ def ray_workers(address: str, job: Job, processes: int | None) -> Iterator[list[
             ray.shutdown()
 
 
-def _workers(ray: Any, address: str, job: Job, processes: int | None) -> "list[Worker]":
+def _workers(ray: Any, address: str, job: Job, processes: int | None) -> "list[RayWorker]":
     cpus = int(ray.cluster_resources().get("CPU", 0))
     count = processes or cpus // job.threads
     if count * job.threads > cpus or not count:
@@ -180,23 +180,14 @@ class _Actor:
 
     def __init__(self, job: Job, files: list[Any]) -> None:
         settle_threads(job.threads)
-        self._annotator = Annotator(job, _opener(job, files[0]))
+        self._annotator = Annotator(job, lambda: _bundle_here(job, files[0]).path)
 
     def call(self, method: str, item: Any) -> Any:
         """The result of a method of the `Annotator`, or the StillroomError that it raised, with the node's name."""
-        result = called(self._annotator, method, item)
+        result = self._annotator.call(method, item)
         if isinstance(result, StillroomError):
             return type(result)(f"node {platform.node()}: {result.message}")
         return result
-
-
-def _opener(job: Job, files: Any) -> "Callable[[], Any]":
-    def open_pipeline() -> Any:
-        from serve.model.pipeline import Pipeline
-
-        return Pipeline(_bundle_here(job, files).path, job.variant, job.threads, device=job.device, log_notes=False)
-
-    return open_pipeline
 
 
 def _bundle_here(job: Job, files: Any) -> Bundle:
