@@ -7,12 +7,12 @@ from compress.data.examples import GENERATION
 from compress.methods.presets import PRESETS, preset_of
 from compress.models.layer_maps import LAYER_MAPS
 from compress.models.shapes import FORM, STUDENTS, USUAL_STUDENT
-from compress.training.trackers import TRACKERS
+from compress.training.metrics import TRACKERS
 from serve.bundle.manifest import TaskName
 from serve.options import Settings, again, setting
 
 VECTORS = "feature-extraction"
-TASKS = tuple(task for task in get_args(TaskName) if task != VECTORS)  # those that labels teach
+LABELLED_TASKS = tuple(task for task in get_args(TaskName) if task != VECTORS)  # those that labels teach
 # Methods that need plain text alone, in the order of docs/reference/methods.md; the last four are ablations.
 TextMethod = Literal[
     "minilmv2", "minilm", "directminilm", "hidden-states", "output-distribution", "sentence-vectors", "tinybert-general",
@@ -101,7 +101,7 @@ WHERE_DATA_IS = tuple(field.name for field in fields(DataSet))
 class TaskData(DataSet):
     """A task and its labelled data."""
 
-    task: str = setting(help="Task of the model.", choices=TASKS)
+    task: str = setting(help="Task of the model.", choices=LABELLED_TASKS)
     data: str = setting(help=SPLITS)
 
 
@@ -261,7 +261,7 @@ class FineTuning(HubModel, Training, TaskData):
     """Settings of `finetune`."""
 
     model: str = setting(help="Transformers folder or Hub name, such as a student of `distill`.")
-    task: str = again(TaskData, "task", choices=(*TASKS, GENERATION))
+    task: str = again(TaskData, "task", choices=(*LABELLED_TASKS, GENERATION))
     out: str = again(Output, "out")
     teacher: str = setting(
         "", help="Model fine-tuned on the task, whose soft labels are learned too.", shown="none: labels alone"

@@ -1,5 +1,6 @@
 """A bundle's answers, in Python (`Pipeline`) and over HTTP (`serve.http.app`). Needs no torch and no transformers."""
 
+import importlib
 import os
 from typing import TYPE_CHECKING
 
@@ -15,18 +16,11 @@ if TYPE_CHECKING:
 __all__ = ["Client", "Pipeline", "open_bundle"]
 
 
+# Imported on first use, so that `import serve` does not load onnxruntime.
+_HOMES = {"Client": "serve.client", "Pipeline": "serve.model.pipeline", "open_bundle": "serve.tasks"}
+
+
 def __getattr__(name: str) -> object:
-    # Imported on first use, so that `import serve` does not load onnxruntime.
-    if name == "Pipeline":
-        from serve.model.pipeline import Pipeline
-
-        return Pipeline
-    if name == "Client":
-        from serve.client import Client
-
-        return Client
-    if name == "open_bundle":
-        from serve.tasks import open_bundle
-
-        return open_bundle
-    raise AttributeError(f"module 'serve' has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'serve' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -3,12 +3,9 @@
 import argparse
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from serve.standard_streams import open_closed_streams
-
-if TYPE_CHECKING:
-    from serve.options import Option
+from serve.files import open_closed_streams
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -20,7 +17,7 @@ def main(arguments: list[str] | None = None) -> int:
     from serve.errors import StillroomError
     from serve.http.app import serve
     from serve.observe.logs import plain
-    from serve.options import make, options_of
+    from serve.options import described, make, options_of
     from serve.settings import ServeSettings
 
     parser = argparse.ArgumentParser(prog="python -m serve", description="Serve bundles over HTTP.")
@@ -28,7 +25,20 @@ def main(arguments: list[str] | None = None) -> int:
         "bundles", nargs="+", metavar="BUNDLE", help="folder that `stillroom run`, `demo` or `export` wrote, or its URL"
     )
     for option in options_of(ServeSettings):
-        parser.add_argument(option.flag, dest=option.name, help=_help(option), default=None, **_argument(option))
+        # argparse takes a percent sign as the start of a format.
+        about = (option.help if option.choices else described(option)).replace("%", "%%")
+        about += f" [{option.default_shown}]" if option.default_shown else ""
+        metavar = option.kind.__name__.upper()
+        how: dict[str, Any] = {
+            "type": option.kind,
+            "choices": option.choices or None,
+            "metavar": None if option.choices else metavar,
+        }
+        if option.kind is bool:
+            how = {"action": argparse.BooleanOptionalAction}
+        elif option.several:
+            how = {"action": "append", "metavar": metavar}
+        parser.add_argument(option.flag, dest=option.name, help=about, default=None, **how)
     given = vars(parser.parse_args(arguments))
     try:
         serve(given.pop("bundles"), make(ServeSettings, given))
@@ -36,26 +46,6 @@ def main(arguments: list[str] | None = None) -> int:
         print("error: " + plain(error.message, kept="\n"), file=sys.stderr)
         return error.exit_code
     return 0
-
-
-def _argument(option: "Option") -> dict[str, Any]:
-    if option.kind is bool:
-        return {"action": argparse.BooleanOptionalAction}
-    if option.several:
-        return {"action": "append", "metavar": option.kind.__name__.upper()}
-    return {
-        "type": option.kind,
-        "choices": option.choices or None,
-        "metavar": None if option.choices else option.kind.__name__.upper(),
-    }
-
-
-def _help(option: "Option") -> str:
-    from serve.options import described
-
-    # argparse takes a percent sign as the start of a format.
-    shown = f" [{option.default_shown}]" if option.default_shown else ""
-    return (option.help if option.choices else described(option)).replace("%", "%%") + shown
 
 
 if __name__ == "__main__":

@@ -17,8 +17,17 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from serve.errors import BadInput, DeadlineExceeded, InternalError, Overloaded, StillroomError, TooLarge, Unavailable
-from serve.retry import drawn_pause_s, retry_after_s
+from serve.errors import (
+    BadInput,
+    DeadlineExceeded,
+    InternalError,
+    Overloaded,
+    StillroomError,
+    TooLarge,
+    Unavailable,
+    drawn_pause_s,
+    retry_after_s,
+)
 from serve.tasks.question_answering import QuestionAnswer
 from serve.tasks.text_classification import LabelsAnswer
 from serve.tasks.text_regression import NumberAnswer
@@ -41,12 +50,17 @@ REQUEST_TEXTS = 1024
 REQUEST_BYTES = 1_000_000
 
 
-class EntitiesOptions(TypedDict, total=False):
-    """Optional arguments of `Client.entities`."""
+class AnswerOptions(TypedDict, total=False):
+    """Optional arguments of `Client.answer`."""
 
     model: str | None
     min_score: float | None
     offsets: OffsetUnit | None
+
+
+class EntitiesOptions(AnswerOptions, total=False):
+    """Optional arguments of `Client.entities`."""
+
     aggregation: Aggregation | None
     constrained: bool | None
     truncate: bool | None
@@ -60,41 +74,24 @@ class ScoreOptions(TypedDict, total=False):
     truncate: bool | None
 
 
-class AnswerOptions(TypedDict, total=False):
-    """Optional arguments of `Client.answer`."""
-
-    model: str | None
-    min_score: float | None
-    offsets: OffsetUnit | None
-
-
-class EmbedOptions(TypedDict, total=False):
+class EmbedOptions(ScoreOptions, total=False):
     """Optional arguments of `Client.embed`."""
 
-    model: str | None
     dimensions: int | None
-    truncate: bool | None
 
 
-class ClassifyOptions(TypedDict, total=False):
+class ClassifyOptions(ScoreOptions, total=False):
     """Optional arguments of `Client.classify`."""
 
-    model: str | None
     top_k: int | None
-    truncate: bool | None
     abstain: bool | None
     promise: str | None
 
 
-class RelationsOptions(TypedDict, total=False):
+class RelationsOptions(ClassifyOptions, total=False):
     """Optional arguments of `Client.relations`. `offsets` is the unit of `head` and `tail`."""
 
-    model: str | None
-    top_k: int | None
     offsets: OffsetUnit | None
-    truncate: bool | None
-    abstain: bool | None
-    promise: str | None
 
 
 class Part(TypedDict):
@@ -289,10 +286,7 @@ class Client:
 
     def models(self) -> "list[ModelDescription]":
         """The models that are served. The first one for an endpoint answers its requests without `model`."""
-        models: list[ModelDescription] = self._fields(
-            "GET", "/v1/models", None, "models", time.monotonic() + self.timeout_s
-        )
-        return models
+        return self._fields("GET", "/v1/models", None, "models", time.monotonic() + self.timeout_s)
 
     def ready(self) -> bool:
         """Whether every model can answer; False also if the connection fails. It asks once, without retries."""
@@ -312,11 +306,8 @@ class Client:
         if len(body) <= self.request_bytes and all(len(each) <= self.request_texts for each in lists.values()):
             return self._fields("POST", path, body, name, deadline_s)
         sizes_bytes = [len(encoded(items)) for items in zip(*lists.values(), strict=True)]
-        parts = list(
-            parts_of(
-                sizes_bytes, self.request_texts, self.request_bytes - len(encoded({**asked, **dict.fromkeys(lists)}))
-            )
-        )
+        most_bytes = self.request_bytes - len(encoded({**asked, **dict.fromkeys(lists)}))
+        parts = list(parts_of(sizes_bytes, self.request_texts, most_bytes))
 
         def ask(part: slice) -> list[Any]:
             of_part = {**asked, **{name: each[part] for name, each in lists.items()}}
@@ -357,7 +348,12 @@ class Client:
                 again = answer.status in RETRIED
                 wait_s = retry_after_s(answer.headers.get("Retry-After"))
             except (OSError, http.client.HTTPException) as failure:
-                error = self._failed(failure)
+                reason = " ".join(str(failure).split()) or type(failure).__name__
+                error = Unavailable(f"the connection to {self.url} failed ({reason}); check address and server")
+                if isinstance(failure, TimeoutError):
+                    error = DeadlineExceeded(
+                        f"no answer from {self.url} within {self.timeout_s:g} s; send fewer texts at once, or give a larger timeout_s"
+                    )
                 again = not isinstance(failure, TimeoutError | ssl.SSLError)
                 wait_s = None
             if wait_s is None:
@@ -366,15 +362,6 @@ class Client:
                 raise error
             time.sleep(wait_s)
             retry += 1
-
-    def _failed(self, failure: Exception) -> StillroomError:
-        """A connection's failure as an error."""
-        if isinstance(failure, TimeoutError):
-            return DeadlineExceeded(
-                f"no answer from {self.url} within {self.timeout_s:g} s; send fewer texts at once, or give a larger timeout_s"
-            )
-        reason = " ".join(str(failure).split()) or type(failure).__name__
-        return Unavailable(f"the connection to {self.url} failed ({reason}); check address and server")
 
     def _exchange(self, method: str, path: str, body: bytes | None, deadline_s: float) -> _Answer:
         """One request and its answer. OSError or HTTPException when the connection fails, TimeoutError at the deadline.
@@ -385,7 +372,11 @@ class Client:
             try:
                 connection, kept = self._idle.pop(), True
             except IndexError:
-                connection, kept = self._connection(), False
+                kept = False
+                if self._tls:
+                    connection = http.client.HTTPSConnection(self._host, self._port, context=self._tls)
+                else:
+                    connection = http.client.HTTPConnection(self._host, self._port)
             try:
                 answer = self._ask(connection, method, path, body, deadline_s)
             except BaseException as error:
@@ -395,11 +386,6 @@ class Client:
                 raise
             self._idle.append(connection)
             return answer
-
-    def _connection(self) -> http.client.HTTPConnection:
-        if self._tls:
-            return http.client.HTTPSConnection(self._host, self._port, context=self._tls)
-        return http.client.HTTPConnection(self._host, self._port)
 
     def _ask(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None, deadline_s: float

@@ -347,7 +347,16 @@ def _one(option: Option, value: Any) -> Any:
         near = difflib.get_close_matches(str(value), [str(choice) for choice in option.choices], n=1, cutoff=0.7)
         meant = f" (did you mean {near[0]}?)" if near else ""
         raise ValueError(f"{option.flag} is {value!r}{meant}; give {_needed(option)}")
-    if isinstance(value, int | float) and not isinstance(value, bool) and not _in_range(option, value):
+    if (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and not (
+            (isinstance(value, int) or math.isfinite(value))  # an integer may be too large for a float
+            and (option.at_least is None or value >= option.at_least)
+            and (option.above is None or value > option.above)
+            and (option.at_most is None or value <= option.at_most)
+        )
+    ):
         raise ValueError(f"{option.flag} is {_plain(value)}; give {_needed(option)}")
     return value
 
@@ -367,15 +376,6 @@ def _converted(option: Option, value: Any) -> Any:
         return option.kind(value)
     except OverflowError:  # a whole number that no float holds
         raise ValueError(f"{option.flag} is {_plain(value)}; give {_needed(option)}") from None
-
-
-def _in_range(option: Option, value: float) -> bool:
-    return (
-        (isinstance(value, int) or math.isfinite(value))  # an integer may be too large for a float
-        and (option.at_least is None or value >= option.at_least)
-        and (option.above is None or value > option.above)
-        and (option.at_most is None or value <= option.at_most)
-    )
 
 
 def _plain(number: float) -> str:

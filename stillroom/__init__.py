@@ -12,6 +12,7 @@ IN_PYTHON = (
     "run", "distill", "finetune", "export", "label", "select", "profile", "push", "benchmark", "search", "transfer", "evaluate", "explain",
     "load", "capacity",
 )  # fmt: skip
+OUR_PACKAGES = ("compress", "export", "latency", "serve")
 _HOME = {name: f"stillroom.verbs.{name}" for name in IN_PYTHON} | {
     "Pipeline": "serve.model.pipeline",
     "Generator": "compress.models.generator",
@@ -26,16 +27,11 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module(_HOME[name]), name)
     except ImportError as error:
-        if hides := _what_hides(str(error.name).partition(".")[0]):
-            raise ImportError(hides) from error
-        raise
-
-
-def _what_hides(part: str) -> str | None:
-    """The message for a user whose own file or folder hides the package `part` of stillroom; None if none does."""
-    found = getattr(sys.modules.get(part), "__file__", None)
-    if part not in {"compress", "export", "latency", "serve"} or found is None:
-        return None
-    if Path(found).parent.parent == Path(__file__).parent.parent:
-        return None
-    return f"{found} hides stillroom's package {part!r}; rename it, start Python in another folder, or run it with -P"
+        # A file or folder of the user's own may hide a package of stillroom.
+        part = str(error.name).partition(".")[0]
+        found = getattr(sys.modules.get(part), "__file__", None)
+        if part not in OUR_PACKAGES or found is None or Path(found).parent.parent == Path(__file__).parent.parent:
+            raise
+        raise ImportError(
+            f"{found} hides stillroom's package {part!r}; rename it, start Python in another folder, or run it with -P"
+        ) from error

@@ -10,7 +10,7 @@ def main() -> None:
         # It asks a server to reload: until one hears it there is nothing to reload.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        from serve.standard_streams import open_closed_streams
+        from serve.files import open_closed_streams
 
         open_closed_streams()
         from stillroom.cli.main import main as run

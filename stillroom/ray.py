@@ -19,10 +19,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from compress.input_errors import Faults
 from serve.bundle.remote_files import is_url
 from serve.errors import BadInput, BundleError, StillroomError
-from serve.http.app import aliases_of, app_of, check_names
-from serve.http.auth.access import Access
-from serve.http.auth.api_keys import KEYS_VARIABLE, read_keys
-from serve.http.auth.cors import Origins
+from serve.http.access import Access, Origins
+from serve.http.api_keys import KEYS_VARIABLE, read_keys
+from serve.http.app import aliases_of, check_names, create_app
 from serve.http.service import Service
 from serve.options import Option, Settings, make, options_of, setting, unknown_setting
 from serve.settings import ServeSettings
@@ -100,6 +99,10 @@ def _application(given: Mapping[str, Any]) -> "Application":
         processes=settings.processes or 1,  # a machine with many cores has many replicas
         threads=settings.threads or 1,
     )
+    number: dict[str, Any] = {"num_replicas": scale.replicas}
+    if scale.max_replicas is not None:
+        limits = {"min_replicas": scale.replicas, "max_replicas": scale.max_replicas}
+        number = {"autoscaling_config": limits | {"target_ongoing_requests": scale.target_ongoing_requests}}
     on_gpu = {"num_gpus": 1} if settings.device == "cuda" else {}
     deployment = ray_serve.deployment(
         ray_serve.ingress(app_builder(bundles, settings, digests, needs_keys=KEYS_VARIABLE in os.environ))(Replica),
@@ -108,7 +111,7 @@ def _application(given: Mapping[str, Any]) -> "Application":
         # The processor time of a replica is that of its worker processes, and some of reading requests.
         ray_actor_options={"num_cpus": (settings.processes or 1) * (settings.threads or 1), **on_gpu},
         graceful_shutdown_timeout_s=settings.limits.answer_s + LEAVE_S,
-        **_number(scale),
+        **number,
     )
     return deployment.bind()
 
@@ -125,18 +128,6 @@ def _checked(bundles: list[str], settings: ServeSettings) -> dict[str, str]:
         faults.check(partial(check_names, [bundle.manifest.name for bundle in opened], aliases))
     faults.raise_if_any()
     return {bundle.manifest.name: bundle.manifest.digest for bundle in opened}
-
-
-def _number(scale: RayServing) -> dict[str, Any]:
-    if scale.max_replicas is None:
-        return {"num_replicas": scale.replicas}
-    return {
-        "autoscaling_config": {
-            "min_replicas": scale.replicas,
-            "max_replicas": scale.max_replicas,
-            "target_ongoing_requests": scale.target_ongoing_requests,
-        }
-    }
 
 
 class Replica:
@@ -164,7 +155,7 @@ def app_builder(
             )
         access = Access(read_keys(settings.keys), Origins(settings.allow_origin), open_metrics=settings.open_metrics)
         # A replica that replaces another serves what the others do, though a URL may have a new bundle by now.
-        app = app_of(bundles, settings, access, known=digests.values())
+        app = create_app(bundles, settings, access, known=digests.values())
         service: Service = app.state.service
         found = {name: model.manifest.digest for name, model in service.models.items()}
         if changed := [name for name in digests if found.get(name) != digests[name]]:

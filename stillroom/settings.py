@@ -1,7 +1,7 @@
 """Settings that several verbs of stillroom have, each stated once; those of trainings are in `compress.settings`."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from compress.settings import ALL_CORES
 from export.settings import PROMISE_DATA
@@ -69,3 +69,8 @@ class Timing(Settings):
     price_per_core_hour: float | None = setting(
         None, help="Price of a core-hour in any currency; gives that of a million texts.", above=0
     )
+
+
+def shared(given: Settings, *mix_ins: Any) -> dict[str, Any]:
+    """The settings that `given` has of `mix_ins`, by name."""
+    return {each.name: getattr(given, each.name) for kind in mix_ins for each in fields(kind)}

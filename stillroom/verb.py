@@ -51,7 +51,17 @@ class Verb(click.Command):
     ) -> None:
         self.call, self.kind, self.examples, self.show, self.then = call, kind, examples, show, then
         self.settings = options_of(kind) if kind else ()
-        params = [*arguments, *map(Setting, self.settings), *_common(show is not None)]
+        about_json = "Print one JSON document on stdout, and nothing else."
+        about_libraries = (
+            "Print also what transformers, datasets and other libraries log, and tracebacks of internal errors."
+        )
+        params = [
+            *arguments,
+            *map(Setting, self.settings),
+            *([click.Option(["--json", "as_json"], is_flag=True, help=about_json)] if show else []),
+            click.Option(["--quiet", "-q"], is_flag=True, help="Print only errors on stderr."),
+            click.Option(["--verbose", "-v"], is_flag=True, help=about_libraries),
+        ]
         super().__init__(name, params=params, help=help, callback=self._run, context_settings=WIDTH)
 
     @property
@@ -192,25 +202,6 @@ def ourselves() -> str:
     if shutil.which("stillroom") or here.name != "stillroom":
         return "stillroom"
     return str(here)
-
-
-def _common(has_result: bool) -> list[click.Option]:
-    common = [
-        click.Option(["--quiet", "-q"], is_flag=True, help="Print only errors on stderr."),
-        click.Option(
-            ["--verbose", "-v"],
-            is_flag=True,
-            help="Print also what transformers, datasets and other libraries log, and tracebacks of internal errors.",
-        ),
-    ]
-    if has_result:
-        common.insert(
-            0,
-            click.Option(
-                ["--json", "as_json"], is_flag=True, help="Print one JSON document on stdout, and nothing else."
-            ),
-        )
-    return common
 
 
 def _metavar(option: Option) -> str:

@@ -33,6 +33,6 @@ def graphs_made_once(kept: Path) -> Iterator[None]:
     with (
         patch("export.graph.exporter.export_graph", export_graph),
         patch("export.packing.variants.export_graph", export_graph),
-        patch("stillroom.commands.run.export.export_graph", export_graph),
+        patch("stillroom.verbs.run.stages.export_graph", export_graph),
     ):
         yield

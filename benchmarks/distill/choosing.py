@@ -46,7 +46,7 @@ from compress.runs.hardware import same_bits
 from compress.runs.lineage import read_lineage, save_with_lineage
 from compress.runs.method_chain import method_chain
 from compress.runs.method_stages import run_method
-from compress.runs.method_trainings import with_head
+from compress.runs.method_trainings import method_inputs, with_head
 from compress.runs.open_task import open_task
 from compress.runs.resumable_stages import TRAINING, Workdir
 from compress.runs.soft_labels import make_soft_labels, read_confidence, read_soft_labels
@@ -280,7 +280,7 @@ class Bench:
         rate = one.rate or self.rate(one)
         teacher, body = self.teacher(one.set), self.body(one.set, one.body)
         started = time.monotonic()
-        given = task_stages.method_inputs(inputs, teacher, 0.0)
+        given = method_inputs(inputs, teacher, 0.0)
         given = dataclasses.replace(given, settings=dataclasses.replace(given.settings, seed=one.seed))
         steps = SETS[one.set] * (3 if one.arm.endswith(LONGER) else 1)
         if kind == "xtremedistil":

@@ -23,8 +23,8 @@ from steps import Textbook
 from torch import Tensor
 
 from compress.losses import tiled_relations, triton_kl
-from compress.losses.relations import dot_scores
 from compress.losses.tiled_relations import Dots, tiled_loss
+from compress.losses.vectors import dot_scores
 
 # Sides of a relation or attention, heads, and the widths of a head of teacher and student.
 SHAPES = {

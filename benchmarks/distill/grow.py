@@ -26,7 +26,7 @@ import transformers
 from compress.data.corpus import CorpusText, Piece, chunks, tokenised
 from compress.data.encoded import pad_id_of
 from compress.data.texts import TextFiles
-from compress.methods.catalogue import Sizes, mlm
+from compress.methods.catalogue import METHODS, Sizes
 from compress.models.activations import Part, read
 from compress.models.grow_teacher import grown
 from compress.models.initialise import shape_in
@@ -114,7 +114,7 @@ def _trained(work: Workdir, run: str, start: Path, given: argparse.Namespace) ->
     head = work.stage("teacher-head", fingerprint(run, "head"), partial(fit_head, given=inputs))
     shape = shape_in(opened)
     layers, width = opened.config.num_hidden_layers, opened.config.hidden_size
-    link = Link(shape, mlm(Sizes(layers, layers, width, width)), (tokens,))
+    link = Link(shape, METHODS["mlm"](Sizes(layers, layers, width, width)), (tokens,))
     settings = replace(inputs.settings, learning_rate=given.learning_rate)
     training = replace(inputs, start=str(head), settings=settings)
     return run_method(work, run, [link], training)[-1]

@@ -29,7 +29,7 @@ from compress.data.corpus import CorpusText, chunks
 from compress.data.texts import read_texts
 from compress.distributed import Share
 from compress.evaluation.predictions import row_logits
-from compress.losses.relations import dot_scores, split_heads
+from compress.losses.vectors import dot_scores, split_heads
 from compress.methods.catalogue import Stage
 from compress.methods.presets import Schedule
 from compress.models.families import FAMILIES

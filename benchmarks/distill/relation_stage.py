@@ -19,13 +19,14 @@ from compress.runs import task_stages
 from compress.runs.hardware import same_bits
 from compress.runs.lineage import read_lineage
 from compress.runs.method_stages import run_method
-from compress.runs.soft_labels import make_soft_labels
+from compress.runs.method_trainings import method_inputs
+from compress.runs.soft_labels import SoftLabels, make_soft_labels
 from compress.runs.stages import fingerprint
 from compress.tasks import task_named
-from stillroom.commands.run.time_budget import full_plan, timed_rates
 from stillroom.console import say
 from stillroom.inputs.preflight import prepare
 from stillroom.inputs.recipe import Recipe
+from stillroom.verbs.run.time_budget import full_plan, timed_rates
 
 
 def main() -> None:
@@ -63,17 +64,17 @@ def main() -> None:
 
     teacher = stage("teacher", lambda f: task_stages.make_teacher(f, inputs, plan.teacher_steps))
     labels = stage("soft-labels", lambda f: make_soft_labels(f, inputs, teacher))
-    soft = task_stages.SoftLabels(labels, given.soft_weight)
+    soft = SoftLabels(labels, given.soft_weight)
     start = stage("start", lambda f: task_stages.make_start(f, inputs, teacher))
-    method_inputs = task_stages.method_inputs(inputs, teacher, tokens)
+    taught = method_inputs(inputs, teacher, tokens)
     links = inputs.chain.links(tokens, 0.0)
-    *_, related = run_method(inputs.workdir, fingerprint("relations", settings, tokens), links, method_inputs)
+    *_, related = run_method(inputs.workdir, fingerprint("relations", settings, tokens), links, taught)
     arms = {
         "task only": stage(
             "task-only", lambda f: task_stages.make_distilled(f, inputs, start, soft, plan.student_steps)
         ),
         "relations, then task": stage(
-            "both", lambda f: task_stages.make_distilled(f, inputs, related, soft, rest, method_inputs)
+            "both", lambda f: task_stages.make_distilled(f, inputs, related, soft, rest, taught)
         ),
     }
     task = task_named(recipe.task)

@@ -37,7 +37,8 @@ from compress.models.families import FAMILIES  # noqa: E402
 from compress.runs.hardware import same_bits  # noqa: E402
 from compress.runs.resumable_stages import TRAINING, Workdir  # noqa: E402
 from compress.training.checkpoint import own_tensors, put_tensors, write_safetensors  # noqa: E402
-from compress.training.loop import CHECKPOINT, METRICS  # noqa: E402
+from compress.training.loop import CHECKPOINT  # noqa: E402
+from compress.training.metrics import METRICS  # noqa: E402
 from compress.training.stage import StageSettings, train_stage  # noqa: E402
 
 WEIGHTS = "student.safetensors"

@@ -16,10 +16,9 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor
 from whole_relations import attention_loss, attention_square_loss, relation_loss, score_loss
 
-from compress.losses.hidden import cosine_loss, hidden_loss, summed_hidden_loss
 from compress.losses.outputs import label_loss, logit_loss, soft_label_loss
-from compress.losses.relations import direct_loss, split_heads
 from compress.losses.tiled_relations import Dots, tiled_loss
+from compress.losses.vectors import cosine_loss, direct_loss, hidden_loss, split_heads, summed_hidden_loss
 
 TEXTS = 2
 Way = Callable[[Tensor, Tensor, Tensor], Tensor]  # of vectors (texts, tokens, width) of teacher and student, and a mask

@@ -16,7 +16,7 @@ from onnxruntime.quantization import quantize_dynamic
 from compress.data.texts import read_texts
 from latency.candidates.candidate import Candidate
 from latency.profile import Plan, time_grid
-from serve.bundle.cpu_quota import available_cores
+from serve.bundle.cpu import available_cores
 from serve.bundle.runtimes import has_openvino
 from serve.tasks import open_bundle
 from serve.text.tokenizer import load_tokenizer

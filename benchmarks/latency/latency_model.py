@@ -21,10 +21,10 @@ from compress.models.shapes import Shape
 from compress.tasks import TEXT_CLASSIFICATION
 from latency.analysis.latency_model import LatencyModel
 from latency.measure.machine import machine_facts
-from stillroom.commands.profile.papers_table import make_models
 from stillroom.console import say
 from stillroom.student_search.machine_latency import Call, machine_latency, time_students, timed_shapes
 from stillroom.student_search.space import Space, encoder_weights, space_of
+from stillroom.verbs.profile.papers_table import make_models
 
 
 def pareto_list(space: Space, model: LatencyModel, deepest: int) -> list[Shape]:

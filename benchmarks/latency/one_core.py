@@ -29,7 +29,7 @@ from limited_group import inside, limited_group  # noqa: E402 - the tests are no
 
 from latency.measure.machine import busy_core_seconds, machine_facts  # noqa: E402
 from latency.measure.workloads import from_texts  # noqa: E402
-from serve.bundle.cpu_quota import read_cores, why  # noqa: E402
+from serve.bundle.cpu import read_cores, why  # noqa: E402
 from serve.model.session import open_graph  # noqa: E402
 from serve.tasks import open_bundle  # noqa: E402
 from serve.text.tokenizer import load_tokenizer  # noqa: E402

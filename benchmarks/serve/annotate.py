@@ -25,7 +25,7 @@ import numpy as np
 
 from latency.measure.machine import machine_facts
 from latency.measure.statistics import paired_ratio
-from serve.bundle.cpu_quota import available_cores
+from serve.bundle.cpu import available_cores
 from serve.model.pipeline import Pipeline, length_batches
 from serve.tasks.served_task import ReadText
 from serve.text.answers import AnswerOptions

@@ -21,8 +21,7 @@ import stillroom
 from latency.analysis.service_times import ServiceTimes, service_times
 from latency.measure.machine import machine_facts
 from latency.measure.result_document import ProfileDocument
-from stillroom.commands.capacity import simulated
-from stillroom.verbs.capacity import Capacity
+from stillroom.verbs.capacity import Capacity, simulated
 
 SHARES = (0.3, 0.5, 0.7, 0.85)
 BOUND_MS = 50.0

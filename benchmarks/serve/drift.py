@@ -3,7 +3,7 @@
     python benchmarks/serve/drift.py BUNDLE --validation F --test F --other F [--texts 100000] [--seeds 20] [--json F]
 
 F are labelled or plain files. The bundle answers each text once. Then `--texts` texts are drawn from the test file with replacement, and
-watched by `serve.observe.drift` as in a server, by confidence and by length; and from the other file until the alarm. Prints alarms, and
+watched by `serve.observe.metrics` as in a server, by confidence and by length; and from the other file until the alarm. Prints alarms, and
 the texts until the first one over `--seeds` orders. What validation's texts are like is computed from `--validation`, so older bundles
 can be tried too.
 """
@@ -19,8 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from compress.data.texts import read_texts
 from serve.model.pipeline import Pipeline
-from serve.observe.drift import ALARM_DEVIATIONS, LONG_WINDOWS, WINDOW_TEXTS, Drift, Expected
-from serve.observe.metrics import Metrics
+from serve.observe.metrics import ALARM_DEVIATIONS, LONG_WINDOWS, WINDOW_TEXTS, Drift, Expected, Metrics
 from serve.tasks.served_task import ReadText
 from serve.text.inputs import TextWork
 

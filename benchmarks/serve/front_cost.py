@@ -38,14 +38,14 @@ from small_server import write_bundles
 from starlette.responses import Response
 
 from latency.measure.machine import machine_facts
+from serve.http.access import Access, Bodies
 from serve.http.app import create_app
-from serve.http.auth.access import Access, Bodies
 from serve.http.connections.limits import Watch
 from serve.http.connections.protocol import Connection
 from serve.http.middleware import RequestMiddleware
 from serve.model.work_items import LENGTH, Parts, Reply, Work, packed
 from serve.observe.metrics import Metrics
-from serve.settings import ConnectionLimits
+from serve.settings import ConnectionLimits, ServeSettings
 
 PARTS = ("connection", "middleware", "endpoint", "queue", "messages")
 PATH = "/v1/entities"
@@ -101,7 +101,7 @@ def apps(bundle: Path) -> dict[str, Any]:
         bodies=Bodies(1 << 30),
     )
     for part in PARTS[2:]:
-        found[part] = create_app([bundle], processes=1)
+        found[part] = create_app([bundle], ServeSettings(processes=1))
         model = found[part].state.service.models["cities"]
         if part == "endpoint":
             model.answers = at_once

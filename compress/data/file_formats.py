@@ -21,10 +21,10 @@ from compress.data.row_faults import Fault, UnreadableFrom, note
 from compress.data.tables import SEPARATORS, TableRow, swallows, table_rows
 from compress.data.task import Task
 from serve.errors import BadInput
-from serve.files import MOST_ARRAY_BYTES
 from serve.wording import counted
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".conll")
+MOST_ARRAY_BYTES = 2**30  # of a JSON array, which is read whole, since it has no lines to split it at
 MOST_LINE_BYTES = 8 * MOST_CHARACTERS  # a character of JSON may take six bytes: \u00e9
 TOO_LONG = f"is longer than {MOST_CHARACTERS:,} characters, the most that are allowed; split it"
 BLANK = re.compile(r"[ \t\r\n]*")

@@ -68,7 +68,7 @@ class Task(ABC):
     @property
     def names_labels(self) -> bool:
         """Whether an answer is made of labels, which have names and probabilities; otherwise `gives` says what it is."""
-        return True
+        return self.serving.names_labels
 
     @property
     def gives(self) -> str:
@@ -93,7 +93,7 @@ class Task(ABC):
     @property
     def per_token(self) -> bool:
         """Whether its model has logits for each token, and not for each text."""
-        return False
+        return self.serving.per_token
 
     @property
     def table_fault(self) -> str:

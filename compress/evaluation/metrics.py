@@ -4,7 +4,8 @@ A metric counts each text on its own and is a function of the summed counts, so 
 Entities: micro F1 over exact spans (start, end and label must match), the CoNLL shared task's measure. Where the text came as words, a span
 that a model finds counts as the words that it touches, so that scores are those of published words whatever the model's tokens.
 Classes: accuracy; if any number of labels may apply to a text, micro F1 over pairs of a text and a label.
-The metrics of numbers, vectors and answers to questions are in `numbers`, `vectors` and `questions`.
+The metrics of numbers, vectors and answers to questions are in `numbers`, `vectors` and `questions`. How far the logits of two models are
+apart is told by `distance`.
 """
 
 from abc import ABC, abstractmethod
@@ -14,6 +15,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from compress.data.encoded import Encoded
+from serve.text.answers import softmax
+from serve.text.spans import Span, decode_spans, words
 
 
 class Acceptable(NamedTuple):
@@ -87,8 +92,7 @@ class Metric(ABC):
 
     def interval_of(self, rows: np.ndarray, *, seed: int = 0) -> Score:
         """The metric of the rows that `counts` gives, with its interval as in `score`."""
-        low, high = np.quantile(self.of(_resampled([rows], seed)[0]), (0.025, 0.975))
-        return Score(self.value(rows), float(low), float(high))
+        return score_of(self.value(rows), self.of(_resampled([rows], seed)[0]))
 
     def difference(self, gold: Answers, a: Answers, b: Answers, *, seed: int = 0) -> Score:
         """The metric of `a` minus that of `b`, with its paired bootstrap interval: both are scored on the same resampled texts.
@@ -97,9 +101,8 @@ class Metric(ABC):
         """
         rows_a, rows_b = self.counts(gold, a), self.counts(gold, b)
         resampled_a, resampled_b = _resampled([rows_a, rows_b], seed)
-        low, high = np.quantile(self.of(resampled_a) - self.of(resampled_b), (0.025, 0.975))
         value = self.of(rows_a.sum(axis=0)) - self.of(rows_b.sum(axis=0))
-        return Score(float(value), float(low), float(high))
+        return score_of(float(value), self.of(resampled_a) - self.of(resampled_b))
 
     def mean_score(self, rows: Sequence[np.ndarray], *, less: Sequence[np.ndarray] = (), seed: int = 0) -> Score:
         """The mean metric of several trainings on the same texts, minus that of others, with its bootstrap interval.
@@ -111,7 +114,7 @@ class Metric(ABC):
             less: the same for the trainings to subtract; empty for the mean itself.
             seed: of the resampling.
         """
-        return _score_of(*self.mean_metric(rows, less, seed))
+        return score_of(*self.mean_metric(rows, less, seed))
 
     def mean_metric(
         self, rows: Sequence[np.ndarray], less: Sequence[np.ndarray], seed: int
@@ -219,12 +222,12 @@ def mean_over_tasks(
         metric.mean_metric(rows, others, seed + i)
         for i, (metric, rows, others) in enumerate(zip(metrics, tasks, subtracted, strict=True))
     ]
-    return _score_of(
+    return score_of(
         float(np.mean([value for value, _ in found])), np.mean([resampled for _, resampled in found], axis=0)
     )
 
 
-def _score_of(value: float, resampled: np.ndarray) -> Score:
+def score_of(value: float, resampled: np.ndarray) -> Score:
     """`value` with the 95 % interval of its resamples."""
     low, high = np.quantile(resampled, (0.025, 0.975))
     return Score(value, float(low), float(high))
@@ -254,3 +257,77 @@ def resamples(texts: int, seed: int = 0) -> Iterator[np.ndarray]:
     generator = np.random.default_rng(seed)
     for _ in range(RESAMPLES // 100):
         yield generator.multinomial(texts, np.full(texts, 1 / texts), size=100)
+
+
+def distance(expected: np.ndarray, actual: np.ndarray, *, multi_label: bool) -> tuple[float, float]:
+    """Mean divergence in nats, and the share of rows whose answer differs; logits (rows, labels).
+
+    KL(p || q) = sum p (log p - log q) over the softmax of the labels. With `multi_label` it is the sum over labels, each
+    with two outcomes. For one label a row, a constant added to all logits of a row does not matter.
+    """
+    expected, actual = expected.astype(np.float64), actual.astype(np.float64)
+    if multi_label:
+        log_p, log_q = _log_both(expected), _log_both(actual)
+        other = ((expected > 0) != (actual > 0)).any(axis=-1)
+        divergences = (np.exp(log_p) * (log_p - log_q)).sum(axis=(-1, -2))
+    else:
+        log_p, log_q = _log_softmax(expected), _log_softmax(actual)
+        other = expected.argmax(axis=-1) != actual.argmax(axis=-1)
+        divergences = (np.exp(log_p) * (log_p - log_q)).sum(axis=-1)
+    return float(divergences.mean()), float(other.mean())
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    shares: np.ndarray = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return shares
+
+
+def _log_both(logits: np.ndarray) -> np.ndarray:
+    """Log probabilities that a label applies and that it does not, (..., labels, 2)."""
+    return np.stack([-np.logaddexp(0, -logits), -np.logaddexp(0, logits)], axis=-1)
+
+
+def widened(
+    spans: Iterable[tuple[int, int, str]], text: str, blanks_in_words: Sequence[int] | None
+) -> frozenset[tuple[int, int, str]]:
+    """The spans of `each_widened`, without those that have no word of their own."""
+    return frozenset(span for span in each_widened(sorted(spans), text, blanks_in_words) if span)
+
+
+def each_widened(
+    spans: Iterable[tuple[int, int, str]], text: str, blanks_in_words: Sequence[int] | None
+) -> list[tuple[int, int, str] | None]:
+    """Each of `spans` of `text`, (start, end, label), widened to the words that it touches; as it is if the text did not come as words.
+
+    A word that two spans touch belongs to the first of them, so that each word has one tag, as in conlleval. A span that touches only
+    words of the one before it is None.
+
+    Args:
+        spans: in order, of code points, without overlap, each with other characters than blanks at its ends.
+        text: the words, joined by blanks.
+        blanks_in_words: the blanks that are inside of words; None if the text did not come as words.
+    """
+    if blanks_in_words is None:
+        return list(spans)
+    found: list[tuple[int, int, str] | None] = []
+    reached = 0
+    for start, end, label in spans:
+        before, after = text.rfind(" ", 0, start), text.find(" ", end)
+        while before in blanks_in_words:
+            before = text.rfind(" ", 0, before)
+        while after in blanks_in_words:
+            after = text.find(" ", after + 1)
+        first, reached = max(before + 1, reached), after if after >= 0 else len(text)
+        there = text[first:reached].strip()
+        first = text.index(there, first) if there else first
+        found.append((first, first + len(there), label) if there else None)
+    return found
+
+
+def scored_spans(encoded: Encoded, logits: Sequence[np.ndarray]) -> Iterator[list[Span]]:
+    """The spans of each text with their scores, as serving finds them, from each text's `logits` (rows, labels)."""
+    for text, encoding, starts, rows in zip(encoded.texts, encoded.encodings, encoded.rows, logits, strict=True):
+        full = np.zeros((len(encoding.ids), len(encoded.labels)), dtype=np.float32)
+        full[starts] = softmax(rows, rows.dtype)
+        yield decode_spans(words(text, encoding.offsets, encoding.word_ids), full, encoded.labels)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from compress.evaluation.metrics import Answers, Metric, Prediction, Score, resamples
+from compress.evaluation.metrics import Answers, Metric, Prediction, Score, resamples, score_of
 from serve.errors import BadInput
 
 # Two numbers of one text are distinguishable from this share of the standard deviation of all numbers on.
@@ -77,10 +77,7 @@ def number_scores(gold: Sequence[Prediction], predicted: Sequence[Prediction], *
     }
     once = np.ones((1, len(right)))
     found = {name: [of(weights) for weights in resamples(len(right), seed)] for name, of in scores.items()}
-    return {
-        name: Score(float(of(once)[0]), *map(float, np.quantile(np.concatenate(found[name]), (0.025, 0.975))))
-        for name, of in scores.items()
-    }
+    return {name: score_of(float(of(once)[0]), np.concatenate(found[name])) for name, of in scores.items()}
 
 
 def check_unit(named: str, gold: Sequence[Prediction], said: Sequence[Prediction]) -> None:
@@ -107,6 +104,13 @@ def as_numbers(answers: Sequence[Prediction]) -> np.ndarray:
 def distinguishable(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Which texts get other numbers from `a` than from `b`: apart by more than `DISTINGUISHABLE` standard deviations of `a`; (texts,)."""
     return np.asarray(np.abs(a - b) > DISTINGUISHABLE * a.std())
+
+
+def number_distance(expected: np.ndarray, actual: np.ndarray) -> tuple[float, float]:
+    """The mean squared difference of numbers (texts,) as a share of the variance of `expected`, and the share that can be told apart."""
+    expected, actual = expected.astype(np.float64), actual.astype(np.float64)
+    squares = float(((actual - expected) ** 2).mean())
+    return squares / (float(expected.var()) or 1.0), float(distinguishable(expected, actual).mean())
 
 
 class _Ranked:

@@ -16,7 +16,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from compress.data.encoded import Encoded
-from compress.evaluation.metrics import Acceptable, Answers, Metric, Score
+from compress.evaluation.metrics import Acceptable, Answers, Metric, Score, distance
 from serve.text.questions import EVEN_SCORE, Found, QuestionRow, found_answer
 
 ARTICLES = {
@@ -119,6 +119,13 @@ def _f1(gold: list[str], said: list[str]) -> float:
 @lru_cache(maxsize=8192)
 def _is_punctuation(character: str, *, everywhere: bool) -> bool:
     return character in string.punctuation or (everywhere and unicodedata.category(character).startswith("P"))
+
+
+def span_distance(expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> tuple[float, float]:
+    """As `distance`, of where an answer starts and ends: each window has two distributions over its rows; logits (rows, 2) of each."""
+    both = [distance(theirs.T, ours.T, multi_label=False) for theirs, ours in zip(expected, actual, strict=True)]
+    divergence, changed = np.mean(both, axis=0)
+    return float(divergence), float(changed)
 
 
 class AnswerF1(Metric):

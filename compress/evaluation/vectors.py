@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from compress.evaluation.metrics import Answers, Score, resamples
+from compress.evaluation.metrics import Answers, Score, resamples, score_of
 from compress.evaluation.numbers import FEWEST_NUMBERS, Correlation
 
 RECALLED = 10  # nearest texts, as in benchmarks of nearest-neighbour search
@@ -146,9 +146,7 @@ def vector_scores(theirs: Sequence[np.ndarray], ours: Sequence[np.ndarray], *, s
     """
     each = recall_at(theirs, ours, RECALLED)
     means = np.concatenate([weights @ each / len(each) for weights in resamples(len(each), seed)])
-    low, high = np.quantile(means, (0.025, 0.975))
-    recall = Score(float(each.mean()), float(low), float(high))
     return {
         "similarity_spearman": SIMILARITY.score(list(theirs), list(ours), seed=seed),
-        f"recall_at_{RECALLED}": recall,
+        f"recall_at_{RECALLED}": score_of(float(each.mean()), means),
     }

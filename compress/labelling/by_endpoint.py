@@ -4,19 +4,20 @@ Several texts are asked at once. What fails in passing is asked again with growi
 all. An answer that cannot be used is sent back once with what is wrong.
 """
 
+import json
 import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compress.data.examples import Example
 from compress.data.task import Task
 from compress.labelling.journal import ERROR, TOKENS
-from compress.labelling.prompts import answer_of, user_prompt
-from serve.errors import BadInput
-from serve.retry import drawn_pause_s, retry_after_s
+from compress.tasks.labels import REPLY_CHARACTERS
+from serve.errors import BadInput, drawn_pause_s, retry_after_s
 
 if TYPE_CHECKING:
     import httpx
@@ -29,6 +30,7 @@ AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 FIRST_TEXTS = 8  # if none of so many has an answer that can be used, the endpoint is not asked further
 SHOWN_CHARACTERS = 300
 CLOSING_S = 2.0
+LABELS = "{labels}"  # in a template: the names of the labels, one a line
 
 
 @dataclass(frozen=True)
@@ -268,3 +270,45 @@ def _content(document: dict[str, Any], spent: list[int]) -> str:
 
 def _status(response: "httpx.Response") -> str:
     return f"status {response.status_code}: {' '.join(response.text.split())[:SHOWN_CHARACTERS]}"
+
+
+def system_prompt(template: Path | None, task: Task, labels: Sequence[str]) -> str:
+    """The instructions of `template`, or those of `task`, with the names of the labels.
+
+    Raises:
+        BadInput: the template cannot be read, or has no place for the labels.
+    """
+    if template is None:
+        text = task.instructions()
+    else:
+        try:
+            text = template.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"--prompt {template} cannot be read ({error}). Give a file of text.") from error
+        if LABELS not in text:
+            raise BadInput(f"--prompt {template} has no {LABELS}, where the names of the labels are put. Add it.")
+    return text.replace(LABELS, "\n".join(f"- {label}" for label in labels))
+
+
+def user_prompt(example: Example) -> str:
+    """The text that is asked about, or both of a pair."""
+    if example.text_pair:
+        return f"First text:\n{example.text}\n\nSecond text:\n{example.text_pair}"
+    return example.text_read
+
+
+def answer_of(said: str, example: Example, task: Task, labels: Sequence[str]) -> dict[str, Any]:
+    """The fields of the answer in `said`, what a model said of `example`.
+
+    ValueError if it is no such answer; its message tells the model what is wrong.
+    """
+    text = said.strip()
+    if text.startswith("```") and text.endswith("```") and "\n" in text:
+        text = text[text.index("\n") + 1 : -3]  # a fence of Markdown, which models add although they are told not to
+    try:
+        found = json.loads(text)
+    except ValueError:
+        raise ValueError(f"the answer is not JSON: {said.strip()[:REPLY_CHARACTERS]!r}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"the answer is not a JSON object: {said.strip()[:REPLY_CHARACTERS]!r}")
+    return task.read_reply(found, example, labels)

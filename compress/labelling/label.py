@@ -20,13 +20,12 @@ from compress.data.examples import Example, examples_fingerprint
 from compress.data.task import Task
 from compress.input_errors import Faults
 from compress.labelling.by_command import ask_command
-from compress.labelling.by_endpoint import Asked, Endpoint, ask_endpoint
+from compress.labelling.by_endpoint import Asked, Endpoint, ask_endpoint, system_prompt
 from compress.labelling.journal import ERROR, TOKENS, Journal, fields_of
-from compress.labelling.prompts import system_prompt
 from compress.progress import Notify, advancing, message, silent
-from compress.settings import TASKS, Labelling
+from compress.settings import LABELLED_TASKS, Labelling
 from compress.tasks import task_named, task_of
-from serve.bundle.cpu_quota import available_cores
+from serve.bundle.cpu import available_cores
 from serve.errors import BadInput
 from serve.options import rule_faults
 from serve.wording import one_of
@@ -35,6 +34,9 @@ if TYPE_CHECKING:
     from compress.models.answering import AnsweringModel
 
 ANSWERING = ("checkpoint", "command", "url")
+SHARD_TEXTS = 1_024  # of a model: the most work that a kill loses
+
+Answers = list[tuple[int, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -106,9 +108,8 @@ def _asked(
     asked: Asked,
     *,
     fresh: bool,
-) -> Iterator[list[tuple[int, dict[str, Any]]]]:
+) -> Iterator[Answers]:
     if teacher.model:
-        from compress.labelling.by_model import ask_model
         from compress.models.answering import on_device
         from compress.runs.hardware import device_here, same_bits
 
@@ -122,6 +123,26 @@ def _asked(
     else:
         check = partial(_fault_of, task=teacher.task, labels=teacher.labels)
         yield from ask_command(settings.command, texts, missing, check, timeout_s=settings.timeout_s, fresh=fresh)
+
+
+def ask_model(teacher: "AnsweringModel", texts: Sequence[Example], missing: Sequence[int]) -> Iterator[Answers]:
+    """The answers to the `missing` of `texts`, a shard at a time: the probability of each label or of each word's tags, or a number.
+
+    Several processes compute a share each, and the main one gets all answers; the others get empty shards.
+    """
+    import numpy as np
+
+    from compress.evaluation.predictions import shared_row_logits
+
+    for start in range(0, len(missing), SHARD_TEXTS):
+        shard = missing[start : start + SHARD_TEXTS]
+        encoded = teacher.task.encode([texts[index] for index in shard], teacher.tokenizer, teacher.labels)
+        logits = shared_row_logits(teacher.model, encoded)
+        rows = zip(shard, logits or (), strict=logits is not None)
+        yield [
+            (index, teacher.task.written_answer(encoded, i, of_text.astype(np.float64)))
+            for i, (index, of_text) in enumerate(rows)
+        ]
 
 
 def _fault_of(example: Example, fields: dict[str, Any], *, task: Task, labels: Sequence[str]) -> str:
@@ -153,7 +174,7 @@ def _opened(settings: Labelling) -> _Teacher:
             raise BadInput(" ".join(faults))
         return _opened_model(settings)
     if not settings.task:
-        raise BadInput(f"--task is needed: what is answered, {one_of(TASKS)}.")
+        raise BadInput(f"--task is needed: what is answered, {one_of(LABELLED_TASKS)}.")
     task = task_named(settings.task, multi_label=settings.multi_label)
     if task.has_contexts:
         raise BadInput(

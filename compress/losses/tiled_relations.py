@@ -5,15 +5,19 @@ numbers, and the usual form of a loss on it keeps several tensors of that size f
 and queries is computed over all keys, compared, turned into its part of the gradient of queries and keys, and discarded, so
 memory grows as tokens times width. (A family's bias by distance and its gradient are held once.) The gradient is computed in the
 forward pass, because the loss is a scalar and the backward pass can only scale it. Padding is removed first; sequences of the
-same length share tiles.
+same length share tiles. Torch would divide every operation on a tile, which takes 0.1 ms, among the cores: dividing it takes about as
+long, so each core computes tiles of its own (`on_cores`).
 
 On a GPU the divergence has its own kernels (`compress.losses.triton_kl`). The tests hold all to the same losses in the form of the
 papers.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from threading import Barrier
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,8 +25,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from compress.losses.outputs import full, sequence_lengths
-from compress.losses.parallel import on_cores
-from compress.losses.relations import dot_scores
+from compress.losses.vectors import dot_scores
 
 # Of a tile: most queries, and most numbers. On a CPU a tile of 0.5 MB and its results stay in a core's cache
 # (measured from 2^15 to 2^22 numbers); a GPU is faster with larger tiles.
@@ -229,3 +232,41 @@ def _mse(theirs: Tensor, ours: Tensor) -> tuple[Tensor, Tensor]:
 
 
 TILE_LOSSES: dict[str, TileLoss] = {"kl": _divergence, "squares": _squares, "mse": _mse}
+
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+def on_cores(work: Callable[[Item], Answer], items: Iterable[Item]) -> list[Answer]:
+    """`work(item)` for each of `items`, in their order, on as many cores as torch may use; without gradients.
+
+    One thread on one core computes each, so its bits do not depend on the number of cores.
+    """
+    items, cores = list(items), torch.get_num_threads()
+
+    def alone(item: Item) -> Answer:
+        with torch.no_grad():
+            return work(item)
+
+    if cores == 1:
+        return [alone(item) for item in items]
+    return list(_workers(cores).map(alone, items))
+
+
+@cache
+def _workers(cores: int) -> ThreadPoolExecutor:
+    everyone = Barrier(cores)
+
+    def begin() -> None:
+        # In each thread torch's first call adopts the process's number; make it now, so that it cannot override ours later.
+        torch.get_num_threads()
+        torch.set_num_threads(1)
+        everyone.wait()
+
+    workers = ThreadPoolExecutor(cores, "core", initializer=begin)
+    for _ in range(cores):
+        workers.submit(lambda: None)  # each call starts one more worker, as none is idle until all have begun
+    assert workers.submit(torch.get_num_threads).result() == 1
+    torch.set_num_threads(cores)  # threads that torch starts later take the number that was set last
+    return workers

@@ -1,6 +1,8 @@
-"""Losses between the vectors of texts, one a text: the student's and the teacher's.
+"""Losses between vectors of the student, mapped to the teacher's width, and the teacher's: of tokens, of heads, and one a text.
 
-A text's vector is made of the last hidden states of its tokens by one of `POOLINGS`.
+Of tokens they are (batch, tokens, teacher's width), of heads (batch, heads, tokens, width of a head). `mask` is (batch, tokens), as
+`compress.losses.outputs.sequence_lengths` takes it; means are over the real tokens of a sequence, then over sequences. A text's vector is
+made of the last hidden states of its tokens by one of `POOLINGS`. Losses on scores and relations are in `tiled_relations`.
 """
 
 from typing import Literal, get_args
@@ -9,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from compress.losses.outputs import full
+from compress.losses.outputs import full, mean_over_tokens
+from serve.errors import BadInput
 
 Pooling = Literal["mean", "first"]
 POOLINGS: tuple[str, ...] = get_args(Pooling)
@@ -58,3 +61,58 @@ def _others(vectors: Tensor) -> Tensor:
     unit = functional.normalize(vectors, dim=-1)
     others = ~torch.eye(count, dtype=torch.bool, device=vectors.device)
     return (unit @ unit.T)[others].view(count, max(0, count - 1))
+
+
+def hidden_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
+    """Mean squared difference, over width too (comparative analysis, eq. 6, of one pair of layers; TinyBERT, section 3)."""
+    return mean_over_tokens((full(teacher) - full(student)).square().mean(dim=-1), mask)
+
+
+def summed_hidden_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
+    """Half the squared difference, summed over width (XtremeDistil, eq. 8, of one pair of layers)."""
+    return mean_over_tokens((full(teacher) - full(student)).square().sum(dim=-1) / 2, mask)
+
+
+def cosine_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
+    """One minus the cosine of the angle between the two (DistilBERT, section 3)."""
+    return mean_over_tokens(1 - functional.cosine_similarity(full(teacher), full(student), dim=-1), mask)
+
+
+def check_relation_heads(relation_heads: int, *widths: int) -> None:
+    """Check that `relation_heads` divides every width.
+
+    Raises:
+        BadInput: it does not; the message lists the numbers that do.
+    """
+    if relation_heads < 1 or any(width % relation_heads for width in widths):
+        smallest = min(widths)
+        works = [n for n in range(1, smallest + 1) if not any(width % n for width in widths)]
+        raise BadInput(
+            f"--relation-heads is {relation_heads}, which does not divide the widths {' and '.join(map(str, widths))} of teacher and "
+            f"student. Give one of {', '.join(map(str, works))}."
+        )
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """`x` (batch, tokens, width) as (batch, heads, tokens, width / heads)."""
+    batch, tokens, width = x.shape
+    return x.view(batch, tokens, heads, width // heads).transpose(1, 2)
+
+
+def dot_scores(x: Tensor, y: Tensor) -> Tensor:
+    """Scaled dot products of each token of `x` with each of `y`: both (batch, heads, tokens, width), out (.., tokens, tokens)."""
+    scores: Tensor = x @ y.transpose(-1, -2) / x.shape[-1] ** 0.5
+    return scores
+
+
+def direct_loss(teacher: Tensor, student: Tensor, projection: Tensor, mask: Tensor) -> Tensor:
+    """Mean squared difference of queries, keys or values, mapped by a matrix per head, summed over heads (DirectMiniLM, eq. 10).
+
+    Args:
+        teacher: (batch, heads, tokens, teacher's width), no gradient.
+        student: (batch, heads, tokens, student's width).
+        projection: (heads, student's width, teacher's width), learned with the student.
+        mask: (batch, tokens).
+    """
+    apart = full(teacher) - full(student) @ projection
+    return mean_over_tokens(apart.square().mean(dim=-1).sum(dim=1), mask)

@@ -50,7 +50,6 @@ class Sizes:
     pooling: Pooling = "mean"  # how the teacher makes the vector of a text
 
 
-QKV = ("queries", "keys", "values")
 VOCABULARY_LABELS = OutputTerm("labels", "vocabulary")
 # Training on a task's labels, as `stillroom run` trains.
 LABELS = Stage(
@@ -61,6 +60,9 @@ LABELS = Stage(
     warmup=0.06,
     betas=(0.9, 0.999),
 )
+# A masked-language-model head for teachers that were published without theirs. Only the head trains: the encoder and its embeddings, which
+# the head shares, do not change.
+HEAD_STAGE = Stage("head for masked words", Objective(outputs=(VOCABULARY_LABELS,)), trains="head", learning_rate=1e-3)
 
 
 def labels_and_soft_labels(share: float, temperature: float) -> Stage:
@@ -69,185 +71,102 @@ def labels_and_soft_labels(share: float, temperature: float) -> Stage:
     return replace(LABELS, objective=Objective(outputs=(OutputTerm("labels", "classes", 1 - share), soft)))
 
 
-def minilm(sizes: Sizes) -> tuple[Stage, ...]:
-    """Attention and value relation of the last layer (MiniLM, section 3)."""
-    return (Stage("minilm", Objective(_last_attention(sizes, LayerTerm("relation", "values", 0, 0))), pack=True),)
-
-
-def minilm_no_value_relation(sizes: Sizes) -> tuple[Stage, ...]:
-    """The ablation of MiniLM without the value relation (MiniLM, Table 5)."""
-    return (Stage("minilm", Objective(_last_attention(sizes)), pack=True),)
-
-
-def minilm_value_mse(sizes: Sizes) -> tuple[Stage, ...]:
-    """The ablation of MiniLM that compares values directly, through a matrix only if the widths differ (MiniLM, Table 6)."""
-    mapped = "values" if sizes.student_width != sizes.teacher_width else ""
-    return (
-        Stage(
-            "minilm", Objective(_last_attention(sizes, LayerTerm("mse", "values", 0, 0, projection=mapped))), pack=True
-        ),
-    )
-
-
-def minilm_hidden_relation(sizes: Sizes) -> tuple[Stage, ...]:
-    """The ablation of MiniLM with the relation of hidden states, split like values (ours), instead of values."""
-    return (Stage("minilm", Objective(_last_attention(sizes, LayerTerm("relation", "hidden", 0, 0))), pack=True),)
-
-
-def minilm_layer_to_layer(sizes: Sizes) -> tuple[Stage, ...]:
-    """The ablation of MiniLM with the same losses at every layer of a uniform map (MiniLM, Table 7)."""
-    terms = [
-        LayerTerm(loss, of, theirs, ours)
-        for ours, theirs in _pairs(_covering("uniform", sizes), sizes)
-        for loss, of in (("kl", "scores"), ("relation", "values"))
-    ]
-    return (Stage("minilm", Objective(tuple(terms)), pack=True),)
-
-
-def minilmv2(sizes: Sizes) -> tuple[Stage, ...]:
-    """Relations of queries, keys and values of one teacher layer (MiniLMv2; comparative analysis, eqs 7-9)."""
-    heads = sizes.relation_heads or usual_relation_heads(sizes.teacher_width, sizes.student_width)
-    layer = sizes.teacher_layer or sizes.copied_layer or usual_teacher_layer(sizes)
-    terms = [LayerTerm("relation", of, layer, sizes.student_layers, heads=heads) for of in QKV]
-    return (Stage("minilmv2", Objective(tuple(terms)), pack=True, layer_is_given=bool(sizes.teacher_layer)),)
-
-
-def directminilm(sizes: Sizes) -> tuple[Stage, ...]:
-    """Queries, keys and values of one teacher layer through a matrix per head (comparative analysis, eq. 10)."""
-    layer = sizes.teacher_layer or sizes.copied_layer or usual_teacher_layer(sizes, direct=True)
-    terms = [LayerTerm("direct", of, layer, sizes.student_layers, projection=of) for of in QKV]
-    return (Stage("directminilm", Objective(tuple(terms)), pack=True, layer_is_given=bool(sizes.teacher_layer)),)
-
-
-def hidden_states(sizes: Sizes) -> tuple[Stage, ...]:
-    """Hidden states through a matrix per pair of layers (comparative analysis, eq. 6), by default with `usual_layer_map`."""
-    return (Stage("hidden-states", _hidden_states(sizes.layer_map or usual_layer_map(sizes), sizes)),)
-
-
-def output_distribution(sizes: Sizes) -> tuple[Stage, ...]:
-    """Hidden states first, then the teacher's distribution over the vocabulary (comparative analysis, eq. 5 and appendix B).
-
-    The second stage compares every real token of masked text (ours). The paper trains 7 epochs of the first and 3 of the second.
-    """
-    objective = Objective(outputs=(OutputTerm("soft labels", "vocabulary", everywhere=True),))
-    return (
+METHODS: dict[str, Callable[[Sizes], tuple[Stage, ...]]] = {
+    # Relations of queries, keys and values of one teacher layer (MiniLMv2; comparative analysis, eqs 7-9).
+    "minilmv2": lambda sizes: _of_one_layer("minilmv2", sizes),
+    # Attention and value relation of the last layer (MiniLM, section 3).
+    "minilm": lambda sizes: _minilm(*_last_attention(sizes, LayerTerm("relation", "values", 0, 0))),
+    # Queries, keys and values of one teacher layer through a matrix per head (comparative analysis, eq. 10).
+    "directminilm": lambda sizes: _of_one_layer("directminilm", sizes),
+    # Hidden states through a matrix per pair of layers (comparative analysis, eq. 6).
+    "hidden-states": lambda sizes: (
+        Stage("hidden-states", _hidden_states(sizes.layer_map or usual_layer_map(sizes), sizes)),
+    ),
+    # Hidden states first, then the teacher's distribution over the vocabulary (comparative analysis, eq. 5 and appendix B). The second
+    # stage compares every real token of masked text (ours). The paper trains 7 epochs of the first and 3 of the second.
+    "output-distribution": lambda sizes: (
         Stage("hidden-states", _hidden_states(sizes.layer_map or "uniform+last", sizes), share=0.7),
-        Stage("output-distribution", objective, share=0.3, learning_rate=3e-4),
-    )
-
-
-def mlm_kd(_sizes: Sizes) -> tuple[Stage, ...]:
-    """The teacher's distribution over the vocabulary at masked tokens (a baseline of MiniLM)."""
-    return (Stage("mlm-kd", Objective(outputs=(OutputTerm("soft labels", "vocabulary"),))),)
-
-
-def mlm(_sizes: Sizes) -> tuple[Stage, ...]:
-    """Masked language modelling without a teacher (the baseline BERT_SMALL of MiniLM)."""
-    return (Stage("mlm", Objective(outputs=(VOCABULARY_LABELS,))),)
-
-
-def distilbert(sizes: Sizes) -> tuple[Stage, ...]:
-    """The sum of soft labels at temperature 2, masked language modelling and cosine of the last hidden states (DistilBERT, section 3).
-
-    Soft labels are compared at masked tokens, and all three have weight 1 (ours).
-    """
-    objective = Objective(
-        (LayerTerm("cosine", "hidden", sizes.teacher_layers, sizes.student_layers),),
-        (OutputTerm("soft labels", "vocabulary", temperature=2.0), VOCABULARY_LABELS),
-    )
-    return (Stage("distilbert", objective),)
-
-
-def sentence_vectors(sizes: Sizes) -> tuple[Stage, ...]:
-    """The teacher's vector of each text, and its similarities to the others of the batch (ours).
-
-    The first is compared through a matrix if the widths differ; the second needs none.
-    """
-    last = (sizes.teacher_layers, sizes.student_layers)
-    mapped = "vectors" if sizes.student_width != sizes.teacher_width else ""
-    terms = (
-        LayerTerm("text cosine", "hidden", *last, projection=mapped, pooling=sizes.pooling),
-        LayerTerm("similarities", "hidden", *last, pooling=sizes.pooling),
-    )
-    return (Stage("sentence-vectors", Objective(terms), betas=(0.9, 0.999)),)
-
-
-def tinybert_general(sizes: Sizes) -> tuple[Stage, ...]:
-    """Embeddings, hidden states and attention scores by a uniform map, on plain text (TinyBERT, section 3)."""
-    return (Stage("tinybert-general", _tinybert(sizes)),)
-
-
-def tinybert(sizes: Sizes) -> tuple[Stage, ...]:
-    """The general step, then the same on the task's text, then soft labels (TinyBERT, section 3). Shares of tokens are ours."""
-    soft = Objective(outputs=(OutputTerm("soft labels", "classes"),))
-    return (
+        Stage(
+            "output-distribution",
+            Objective(outputs=(OutputTerm("soft labels", "vocabulary", everywhere=True),)),
+            share=0.3,
+            learning_rate=3e-4,
+        ),
+    ),
+    # The teacher's vector of each text, and its similarities to the others of the batch (ours).
+    "sentence-vectors": lambda sizes: (Stage("sentence-vectors", _vectors(sizes), betas=(0.9, 0.999)),),
+    # Embeddings, hidden states and attention scores by a uniform map, on plain text (TinyBERT, section 3).
+    "tinybert-general": lambda sizes: (Stage("tinybert-general", _tinybert(sizes)),),
+    # The general step, then the same on the task's text, then soft labels (TinyBERT, section 3). Shares of tokens are ours.
+    "tinybert": lambda sizes: (
         Stage("tinybert-general", _tinybert(sizes), share=0.5),
         Stage("tinybert-task", _tinybert(sizes), text="task", share=0.25),
-        Stage("tinybert-soft-labels", soft, text="task", share=0.25, learning_rate=1e-4),
-    )
-
-
-def xtremedistil(sizes: Sizes) -> tuple[Stage, ...]:
-    """XtremeDistil's algorithm 1: hidden states and attention, then logits, then labels; before each of the last two stages the
-    head trains alone. Shares are ours."""
-    return tuple(_xtremedistil(sizes))
-
-
-def xtremedistil_no_freezing(sizes: Sizes) -> tuple[Stage, ...]:
-    """The ablation of XtremeDistil without the stages that train the head alone (XtremeDistil, Table 9)."""
-    stages = [stage for stage in _xtremedistil(sizes) if stage.trains != "head"]
-    rest = sum(stage.share for stage in stages)
-    return tuple(replace(stage, share=stage.share / rest) for stage in stages)
-
-
-def xtremedistil_no_attention(sizes: Sizes) -> tuple[Stage, ...]:
-    """The ablation of XtremeDistil without the attention loss (XtremeDistil, Table 9)."""
-    first, *others = _xtremedistil(sizes)
-    kept = tuple(term for term in first.objective.layers if term.of == "hidden")
-    return (replace(first, objective=Objective(kept)), *others)
-
-
-def xtremedistil_transfer(sizes: Sizes) -> tuple[Stage, ...]:
-    """XtremeDistil on a source task, then the task itself with a new head (XtremeDistil, section 2.2). Shares are ours."""
-    source = [replace(stage, text="source", share=stage.share / 2) for stage in _xtremedistil(sizes)]
-    return (*source, replace(LABELS, share=0.5))
-
-
-def labels(_sizes: Sizes) -> tuple[Stage, ...]:
-    """No distillation: labels alone, starting from parts of the teacher that was fine-tuned on the task."""
-    return (LABELS,)
-
-
-def soft_labels(_sizes: Sizes) -> tuple[Stage, ...]:
-    """The teacher's soft labels at temperature 2 (weight 0.9) and the labels (0.1), as in `stillroom run` (Hinton et al. 2015)."""
-    objective = Objective(
-        outputs=(OutputTerm("labels", "classes", 0.1), OutputTerm("soft labels", "classes", 0.9, temperature=2.0))
-    )
-    return (replace(LABELS, name="soft-labels", objective=objective),)
-
-
-METHODS: dict[str, Callable[[Sizes], tuple[Stage, ...]]] = {
-    "minilmv2": minilmv2,
-    "minilm": minilm,
-    "directminilm": directminilm,
-    "hidden-states": hidden_states,
-    "output-distribution": output_distribution,
-    "sentence-vectors": sentence_vectors,
-    "tinybert-general": tinybert_general,
-    "tinybert": tinybert,
-    "distilbert": distilbert,
-    "mlm-kd": mlm_kd,
-    "mlm": mlm,
-    "xtremedistil": xtremedistil,
-    "xtremedistil-transfer": xtremedistil_transfer,
-    "labels": labels,
-    "soft-labels": soft_labels,
-    "minilm-no-value-relation": minilm_no_value_relation,
-    "minilm-value-mse": minilm_value_mse,
-    "minilm-hidden-relation": minilm_hidden_relation,
-    "minilm-layer-to-layer": minilm_layer_to_layer,
-    "xtremedistil-no-freezing": xtremedistil_no_freezing,
-    "xtremedistil-no-attention": xtremedistil_no_attention,
+        Stage(
+            "tinybert-soft-labels",
+            Objective(outputs=(OutputTerm("soft labels", "classes"),)),
+            text="task",
+            share=0.25,
+            learning_rate=1e-4,
+        ),
+    ),
+    # The sum of soft labels at temperature 2, masked language modelling and cosine of the last hidden states (DistilBERT, section 3).
+    # Soft labels are compared at masked tokens, and all three have weight 1 (ours).
+    "distilbert": lambda sizes: (
+        Stage(
+            "distilbert",
+            Objective(
+                (LayerTerm("cosine", "hidden", sizes.teacher_layers, sizes.student_layers),),
+                (OutputTerm("soft labels", "vocabulary", temperature=2.0), VOCABULARY_LABELS),
+            ),
+        ),
+    ),
+    # The teacher's distribution over the vocabulary at masked tokens (a baseline of MiniLM).
+    "mlm-kd": lambda _: (Stage("mlm-kd", Objective(outputs=(OutputTerm("soft labels", "vocabulary"),))),),
+    # Masked language modelling without a teacher (the baseline BERT_SMALL of MiniLM).
+    "mlm": lambda _: (Stage("mlm", Objective(outputs=(VOCABULARY_LABELS,))),),
+    # XtremeDistil's algorithm 1: hidden states and attention, then logits, then labels; before each of the last two stages the head trains
+    # alone. Shares are ours.
+    "xtremedistil": lambda sizes: _xtremedistil(sizes, attention=True),
+    # XtremeDistil on a source task, then the task itself with a new head (XtremeDistil, section 2.2). Shares are ours.
+    "xtremedistil-transfer": lambda sizes: (
+        *(replace(stage, text="source", share=stage.share / 2) for stage in _xtremedistil(sizes, attention=True)),
+        replace(LABELS, share=0.5),
+    ),
+    # No distillation: labels alone, starting from parts of the teacher that was fine-tuned on the task.
+    "labels": lambda _: (LABELS,),
+    # The teacher's soft labels at temperature 2 (weight 0.9) and the labels (0.1), as in `stillroom run` (Hinton et al. 2015).
+    "soft-labels": lambda _: (
+        replace(
+            LABELS,
+            name="soft-labels",
+            objective=Objective(
+                outputs=(
+                    OutputTerm("labels", "classes", 0.1),
+                    OutputTerm("soft labels", "classes", 0.9, temperature=2.0),
+                )
+            ),
+        ),
+    ),
+    # The ablation of MiniLM without the value relation (MiniLM, Table 5).
+    "minilm-no-value-relation": lambda sizes: _minilm(*_last_attention(sizes)),
+    # The ablation of MiniLM that compares values directly, through a matrix only if the widths differ (MiniLM, Table 6).
+    "minilm-value-mse": lambda sizes: _minilm(
+        *_last_attention(sizes, LayerTerm("mse", "values", 0, 0, projection=_mapped("values", sizes)))
+    ),
+    # The ablation of MiniLM with the relation of hidden states, split like values (ours), instead of values.
+    "minilm-hidden-relation": lambda sizes: _minilm(*_last_attention(sizes, LayerTerm("relation", "hidden", 0, 0))),
+    # The ablation of MiniLM with the same losses at every layer of a uniform map (MiniLM, Table 7).
+    "minilm-layer-to-layer": lambda sizes: _minilm(
+        *(
+            LayerTerm(loss, of, theirs, ours)
+            for ours, theirs in _pairs(_covering("uniform", sizes), sizes)
+            for loss, of in (("kl", "scores"), ("relation", "values"))
+        )
+    ),
+    # The ablation of XtremeDistil without the stages that train the head alone (XtremeDistil, Table 9).
+    "xtremedistil-no-freezing": lambda sizes: _without_head_stages(_xtremedistil(sizes, attention=True)),
+    # The ablation of XtremeDistil without the attention loss (XtremeDistil, Table 9).
+    "xtremedistil-no-attention": lambda sizes: _xtremedistil(sizes, attention=False),
 }
 
 
@@ -304,11 +223,6 @@ def usual_teacher_layer(sizes: Sizes, *, direct: bool = False) -> int:
     return max(1, sizes.teacher_layers - below)
 
 
-def usual_relation_heads(teacher_width: int, student_width: int) -> int:
-    """48, as in the paper, if it divides both widths, otherwise the largest number below 48 that does."""
-    return max(n for n in range(1, 49) if teacher_width % n == 0 and student_width % n == 0)
-
-
 def usual_layer_map(sizes: Sizes) -> str:
     """The map that was best for students of this size (comparative analysis, section 5): `single` for 3 layers or fewer,
     otherwise `uniform+last` at the teacher's width and `uniform-consecutive` at another, or `spread` where that leaves the
@@ -323,6 +237,21 @@ def _covering(name: str, sizes: Sizes) -> str:
     return covering(name, sizes.teacher_layers, sizes.student_layers)
 
 
+def _pairs(name: str, sizes: Sizes) -> list[tuple[int, int]]:
+    """(student layer, teacher layer) of a map."""
+    mapped = layer_map(name, sizes.teacher_layers, sizes.student_layers)
+    return [(ours, theirs) for ours, several in mapped.items() for theirs in several]
+
+
+def _mapped(name: str, sizes: Sizes) -> str:
+    """The learned map `name`, if the widths differ."""
+    return name if sizes.student_width != sizes.teacher_width else ""
+
+
+def _minilm(*terms: LayerTerm) -> tuple[Stage, ...]:
+    return (Stage("minilm", Objective(terms), pack=True),)
+
+
 def _last_attention(sizes: Sizes, *more: LayerTerm) -> tuple[LayerTerm, ...]:
     """The attention of the last layers, and the terms `more` of the same layers."""
     last = (sizes.teacher_layers, sizes.student_layers)
@@ -332,10 +261,19 @@ def _last_attention(sizes: Sizes, *more: LayerTerm) -> tuple[LayerTerm, ...]:
     )
 
 
-def _pairs(name: str, sizes: Sizes) -> list[tuple[int, int]]:
-    """(student layer, teacher layer) of a map."""
-    mapped = layer_map(name, sizes.teacher_layers, sizes.student_layers)
-    return [(ours, theirs) for ours, several in mapped.items() for theirs in several]
+def _of_one_layer(method: Literal["minilmv2", "directminilm"], sizes: Sizes) -> tuple[Stage, ...]:
+    """Queries, keys and values of the student's last layer, of one teacher layer: their relations, or they themselves."""
+    direct = method == "directminilm"
+    layer = sizes.teacher_layer or sizes.copied_layer or usual_teacher_layer(sizes, direct=direct)
+    # As many heads as the paper's 48 if that divides both widths, otherwise the largest number below that does.
+    usual = max(n for n in range(1, 49) if sizes.teacher_width % n == 0 and sizes.student_width % n == 0)
+    terms = [
+        LayerTerm("direct", of, layer, sizes.student_layers, projection=of)
+        if direct
+        else LayerTerm("relation", of, layer, sizes.student_layers, heads=sizes.relation_heads or usual)
+        for of in ("queries", "keys", "values")
+    ]
+    return (Stage(method, Objective(tuple(terms)), pack=True, layer_is_given=bool(sizes.teacher_layer)),)
 
 
 def _hidden_states(name: str, sizes: Sizes) -> Objective:
@@ -343,6 +281,18 @@ def _hidden_states(name: str, sizes: Sizes) -> Objective:
         tuple(
             LayerTerm("mse", "hidden", theirs, ours, projection=f"{ours} to {theirs}")
             for ours, theirs in _pairs(name, sizes)
+        )
+    )
+
+
+def _vectors(sizes: Sizes) -> Objective:
+    """The vectors are compared through a matrix if the widths differ; similarities need none."""
+    last = (sizes.teacher_layers, sizes.student_layers)
+    mapped = _mapped("vectors", sizes)
+    return Objective(
+        (
+            LayerTerm("text cosine", "hidden", *last, projection=mapped, pooling=sizes.pooling),
+            LayerTerm("similarities", "hidden", *last, pooling=sizes.pooling),
         )
     )
 
@@ -355,20 +305,28 @@ def _tinybert(sizes: Sizes) -> Objective:
     return Objective(tuple(terms))
 
 
-def _xtremedistil(sizes: Sizes) -> list[Stage]:
+def _xtremedistil(sizes: Sizes, *, attention: bool) -> tuple[Stage, ...]:
     count = sizes.student_layers
     terms: list[LayerTerm] = []
     for ours, theirs in _pairs("last", sizes):
         terms.append(
             LayerTerm("half squares", "hidden", theirs, ours, 1 / count, projection=f"layer {ours}", bias=True)
         )
-        terms.append(LayerTerm("squares", "scores", theirs, ours, 1 / count))
+        if attention:
+            terms.append(LayerTerm("squares", "scores", theirs, ours, 1 / count))
     logits = Objective(outputs=(OutputTerm("logits", "classes"),))
     labels = Objective(outputs=(OutputTerm("labels", "classes"),))
-    return [
+    return (
         Stage("representations", Objective(tuple(terms)), text="task", trains="encoder", share=0.4),
         Stage("logits-head", logits, text="task", trains="head", share=0.1),
         Stage("logits", logits, text="task", share=0.2, learning_rate=2e-4),
         Stage("labels-head", labels, text="task", trains="head", share=0.1),
         Stage("labels", labels, text="task", share=0.2, learning_rate=1e-4),
-    ]
+    )
+
+
+def _without_head_stages(stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """The stages that train more than the head, with the shares of all tokens."""
+    kept = [stage for stage in stages if stage.trains != "head"]
+    rest = sum(stage.share for stage in kept)
+    return tuple(replace(stage, share=stage.share / rest) for stage in kept)

@@ -10,11 +10,20 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from compress.data.encoded import IGNORED
-from compress.losses.hidden import cosine_loss, hidden_loss, summed_hidden_loss
 from compress.losses.outputs import full, label_loss, logit_loss, soft_loss
-from compress.losses.relations import check_relation_heads, direct_loss, split_heads
 from compress.losses.tiled_relations import Dots, tiled_loss
-from compress.losses.vectors import Pooling, pooled, similarity_loss, vector_loss
+from compress.losses.vectors import (
+    Pooling,
+    check_relation_heads,
+    cosine_loss,
+    direct_loss,
+    hidden_loss,
+    pooled,
+    similarity_loss,
+    split_heads,
+    summed_hidden_loss,
+    vector_loss,
+)
 from compress.models.activations import Activations, Part, Unprojected
 from serve.errors import BadInput
 
@@ -215,23 +224,12 @@ def layer_losses(
         heads: attention heads, for terms without a number of heads.
         projections: the learned maps that the terms name.
     """
+    found: dict[str, Tensor] = {}
     # Full precision, also in matrix products: a divergence is a small difference of large numbers.
     with torch.autocast(mask.device.type, enabled=False):
-        return _layer_losses(terms, theirs, ours, mask, heads, projections)
-
-
-def _layer_losses(
-    terms: Sequence[LayerTerm],
-    theirs: Activations,
-    ours: Activations,
-    mask: Tensor,
-    heads: int,
-    projections: Projections,
-) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
-    for term in terms:
-        loss = term.weight * _loss(term, theirs, ours, mask, heads, projections)
-        found[term.name] = found[term.name] + loss if term.name in found else loss
+        for term in terms:
+            loss = term.weight * _loss(term, theirs, ours, mask, heads, projections)
+            found[term.name] = found[term.name] + loss if term.name in found else loss
     return found
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from compress.losses.outputs import full
-from compress.losses.relations import split_heads
 from compress.losses.tiled_relations import Dots
+from compress.losses.vectors import split_heads
 from compress.models.families import Family, encoder_of, layers_of, linear
 from compress.models.precision import own_precision
 from compress.models.sharded_layers import is_sharded

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from compress.data.task import Task
 from compress.models.configurations import loading_config, quiet
 from compress.models.families import FAMILIES
+from compress.models.heads import is_multi_label
 from compress.models.pretrained import (
     LONGEST_TEXT,
     check_labels,
@@ -20,10 +21,10 @@ from compress.models.pretrained import (
     public_name_of,
     warn_of_head,
 )
+from compress.models.sentence_pooling import LEAST_TOKENS
 from compress.models.tokenizer_files import fast_tokenizer
 from serve.errors import BadInput
 from serve.text.entity_markers import MARKERS
-from serve.text.labels import MULTI_LABEL
 
 NO_LIMIT = 1_000_000  # tokens: what transformers gives for a tokenizer that states no longest text
 
@@ -45,7 +46,7 @@ class AnsweringTeacher:
     @property
     def multi_label(self) -> bool:
         """Whether any number of its labels may apply to a text."""
-        return bool(self.config.problem_type == MULTI_LABEL)
+        return is_multi_label(self.config)
 
     @property
     def has_markers(self) -> bool:
@@ -146,8 +147,13 @@ def cut_tokenizer(name: str, model: Any, tokenizer: Any, max_length: int) -> tup
         BadInput: the model cannot read texts of that length.
     """
     longest = _longest(model, int(tokenizer.model_max_length))
-    if max_length and not 8 <= max_length <= longest:
-        raise BadInput(f"--max-length is {max_length}; give 8 to {longest} tokens, which {name} can read.")
+    if longest < LEAST_TOKENS:
+        raise BadInput(
+            f"{name} reads {longest} tokens of a text, by model_max_length in its tokenizer_config.json or its table of positions; "
+            f"{LEAST_TOKENS} or more are needed. Correct model_max_length."
+        )
+    if max_length and not LEAST_TOKENS <= max_length <= longest:
+        raise BadInput(f"--max-length is {max_length}; give {LEAST_TOKENS} to {longest} tokens, which {name} can read.")
     backend: Tokenizer = tokenizer.backend_tokenizer
     backend.no_padding()
     backend.enable_truncation(max_length=max_length or longest)

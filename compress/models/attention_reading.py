@@ -11,7 +11,7 @@ from torch import Tensor
 from compress.data.batches import collate, inputs_for
 from compress.data.encoded import Encoded
 from compress.data.task import Task
-from compress.losses.relations import dot_scores, split_heads
+from compress.losses.vectors import dot_scores, split_heads
 from compress.models.activations import Activations, Part, read
 from compress.models.families import Family
 from compress.models.pretrained import Opened, load, load_encoder

@@ -1,13 +1,16 @@
 """Reads the configuration of a model's folder, without the settings that change no answer and may stop the work."""
 
 import json
+import math
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from serve.errors import BadInput
+from serve.text.labels import MULTI_LABEL, REGRESSION
+from serve.wording import one_of
 
 CONFIG = "config.json"
 MEND = "Copy the folder again, or save the model again with save_pretrained."
@@ -26,6 +29,14 @@ NEEDED = {
     "output_hidden_states": False,
     "output_attentions": False,
 }
+
+PROBLEMS = (
+    REGRESSION,
+    "single_label_classification",
+    MULTI_LABEL,
+)  # the values of `problem_type` that transformers knows
+POINTER = b"version https://git-lfs"
+MOST_LAYERS = 10_000  # more would take minutes to build before their weights are missed
 
 # Families whose first position is the padding token's id plus one. MPNet's code has that id as a constant, 1.
 POSITIONS_FROM_PADDING = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer"})
@@ -69,19 +80,49 @@ def _implementations(config: Any) -> Iterator[str]:
                 yield str(value)
 
 
+def read_json(folder: Path, file: str, named: str, kind: type = dict) -> Any:
+    """The JSON in `file` of `folder`, which is of `kind`. Messages name the model as `named`.
+
+    Raises:
+        BadInput: it is no such JSON, holds a number that is not finite, or gives a key two values, of which readers take either.
+    """
+    try:
+        found = json.loads((folder / file).read_text(encoding="utf-8"), object_pairs_hook=_stated_once)
+        if not isinstance(found, kind):
+            raise TypeError(f"it holds a {type(found).__name__}, not a {kind.__name__}")
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise BadInput(f"{named}: its {file} cannot be read ({damage_of(folder / file, error)}). {MEND}") from None
+    return found
+
+
+def damage_of(file: Path, error: Exception) -> str:
+    """What is wrong with `file`, at which a reader raised `error`, in one line."""
+    with suppress(OSError), file.open("rb") as content:
+        if content.read(len(POINTER)) == POINTER:
+            return "it is a pointer of Git LFS, not the file: run git lfs pull"
+    return in_one_line(error)
+
+
+def _stated_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if not all(
+            math.isfinite(each) for each in (value if isinstance(value, list) else [value]) if isinstance(each, float)
+        ):
+            raise ValueError(f"{key} is {value}")
+        if found.setdefault(key, value) != value:
+            raise ValueError(f"{key} is there twice, as {found[key]!r} and {value!r}")
+    return found
+
+
 def check_stated(folder: Path, named: str) -> str:
     """The kind of model (`model_type`) that the folder's configuration states. Messages name the model as `named`.
 
     Raises:
-        BadInput: it is no JSON object, its `id2label` does not name each label by its index, its `architectures` are no list, or it is of
-            quantised weights.
+        BadInput: it is no JSON object, its `id2label` does not name each label by its index or `label2id` contradicts it, its
+            `architectures` are no list of one class, its `problem_type` is unknown, or it is of quantised weights.
     """
-    try:
-        stated = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        if not isinstance(stated, dict):
-            raise TypeError(f"it holds a {type(stated).__name__}, not an object")
-    except (OSError, ValueError, TypeError) as error:
-        raise BadInput(f"{named}: its {CONFIG} cannot be read ({in_one_line(error)}). {MEND}") from None
+    stated = read_json(folder, CONFIG, named)
     labels, classes = stated.get("id2label") or {}, stated.get("architectures") or []
     if not isinstance(labels, dict) or set(labels) != set(map(str, range(len(labels)))):
         has = f"has the ids {', '.join(labels)}" if isinstance(labels, dict) else f"is a {type(labels).__name__}"
@@ -89,11 +130,28 @@ def check_stated(folder: Path, named: str) -> str:
             f"{named}: id2label in its {CONFIG} {has}; it needs a label for each of 0 to {len(labels) - 1}, the outputs of the model in "
             'their order: {"0": "LABEL", ...}. Name every label.'
         )
-    if not isinstance(classes, list):
-        raise BadInput(f'{named}: architectures in its {CONFIG} is {classes!r}, not a list. Write ["CLASS"].')
-    if stated.get("quantization_config"):
+    ids = stated.get("label2id") or {}
+    for index, label in labels.items():
+        if isinstance(ids, dict) and str(ids.get(label, index)) != index and list(labels.values()).count(label) == 1:
+            raise BadInput(
+                f"{named}: {label!r} is label {index} by id2label in its {CONFIG} and label {ids[label]} by label2id. Correct the one that "
+                "the model was not trained with."
+            )
+    # With two classes, readers would choose by rules of their own which head the weights have.
+    if (
+        not isinstance(classes, list)
+        or len(set(map(str, classes))) > 1
+        or not all(isinstance(name, str) and name for name in classes)
+    ):
         raise BadInput(
-            f"{named}: its weights are quantised (quantization_config in {CONFIG}); float weights are needed. Give the model from before "
+            f'{named}: architectures in its {CONFIG} is {classes!r}, not a list of one class. Write ["CLASS"], the class that saved the '
+            "weights."
+        )
+    if (problem := stated.get("problem_type")) not in (None, *PROBLEMS):
+        raise BadInput(f"{named}: problem_type in its {CONFIG} is {problem!r}; null, {one_of(PROBLEMS)} is needed.")
+    if quantised := [key for key in ("quantization_config", "compression_config") if stated.get(key)]:
+        raise BadInput(
+            f"{named}: its weights are quantised ({quantised[0]} in {CONFIG}); float weights are needed. Give the model from before "
             "it was quantised."
         )
     kind = str(stated.get("model_type", "unknown"))

@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from compress.losses.outputs import full
-from compress.losses.parallel import on_cores
+from compress.losses.tiled_relations import on_cores
 
 NUMBERS = 1 << 18  # of a tile: a megabyte, which stays in a core's cache
 SHORT = 48  # tokens below which torch is faster

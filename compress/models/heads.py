@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from serve.text.labels import REGRESSION, SPAN_ENDS, gives_number
+from serve.text.labels import MULTI_LABEL, REGRESSION, SPAN_ENDS, gives_number
 
 
 def _labels(config: Any) -> tuple[str, ...]:
@@ -66,3 +66,8 @@ HEADS = (TOKENS, CLASSES, NUMBER, SPANS)
 def head_of(config: Any) -> Head | None:
     """The head of a model with `config`; None if it has none for a task."""
     return next((head for head in HEADS if head.labels_in(config) is not None), None)
+
+
+def is_multi_label(config: Any) -> bool:
+    """Whether the head of a model with `config` is for texts with any number of labels."""
+    return config.problem_type == MULTI_LABEL and head_of(config) is CLASSES

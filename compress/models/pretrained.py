@@ -1,6 +1,6 @@
 """Opens a teacher or student, a folder on disk or a Hub name, and checks it before use."""
 
-import json
+import math
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,15 +18,18 @@ from compress.models.configurations import (
     CONFIG,
     IMPLEMENTATIONS,
     MEND,
+    MOST_LAYERS,
     check_stated,
+    damage_of,
     foreign_implementation,
     in_one_line,
     loading_config,
     position_limit,
     quiet,
+    read_json,
 )
 from compress.models.families import Family, encoder_of, family_of
-from compress.models.heads import CLASSES, HEADS, SPANS, head_of
+from compress.models.heads import CLASSES, HEADS, SPANS, head_of, is_multi_label
 from compress.models.sentence_pooling import forget_activation, refuse_inner_encoder, warn_of_activation
 from compress.models.tokenizer_files import MEND_TOKENIZER, TOKENIZER_FILES, check_ids, fast_tokenizer
 from compress.models.unused_weights import check_files, check_used
@@ -75,7 +78,7 @@ class Opened:
     @property
     def multi_label(self) -> bool:
         """Whether its head, if it has one, is for texts with any number of labels."""
-        return bool(self.config.problem_type == MULTI_LABEL)
+        return is_multi_label(self.config)
 
     @property
     def has_head(self) -> bool:
@@ -217,6 +220,12 @@ def config_in(folder: Path, named: str, *, any_family: bool) -> Any:
         names = [config.id2label[index] for index in range(config.num_labels)]
         if not all(isinstance(label, str) for label in names):
             raise ValueError("id2label holds something that is not a string")
+        for key, value in config.to_dict().items():
+            if key.endswith("_eps") and isinstance(value, int | float) and value < 0:
+                raise ValueError(f"{key} is {value}")
+        for key, most in (("num_hidden_layers", MOST_LAYERS), ("num_attention_heads", math.inf)):
+            if isinstance(value := getattr(config, key, 1), int) and not 0 <= value <= most:
+                raise ValueError(f"{key} is {value}")
     except Exception as error:
         # The configuration classes raise any kind of error.
         raise BadInput(f"{named}: its {CONFIG} cannot be read ({in_one_line(error)}). {MEND}") from None
@@ -241,9 +250,9 @@ def check_weights(folder: Path, config: Any, named: str) -> None:
     for file in _weight_files(folder, named):
         try:
             there = file.stat()
-            strange += _not_finite(file.resolve(), there.st_size, there.st_mtime_ns)
+            strange += _not_usable(file.resolve(), there.st_size, there.st_mtime_ns)
         except (SafetensorError, OSError) as error:
-            raise BadInput(f"{named}: its {file.name} is damaged ({in_one_line(error)}). {MEND}") from None
+            raise BadInput(f"{named}: its {file.name} is damaged ({damage_of(file, error)}). {MEND}") from None
     try:
         with quiet():
             model, found = _class_of(config).from_pretrained(
@@ -265,19 +274,25 @@ def check_weights(folder: Path, config: Any, named: str) -> None:
     if other:
         raise BadInput(f"{named}: its weights do not fit its {CONFIG}: they hold {_first_of(other)}. {MEND}")
     check_used(model, list(found["unexpected_keys"]), named, has_head=has_head)
+    parameters = [name for name, _ in model.named_parameters()]
+    # Tables and masks beside the parameters may be of whole numbers.
+    strange = [
+        (key, fault)
+        for key, fault in strange
+        if "values" in fault or any(name.endswith(key) or key.endswith(name) for name in parameters)
+    ]
     if strange:
-        key, count = strange[0]
+        key, fault = strange[0]
         more = f"; {len(strange) - 1} more of its weights have such values" if len(strange) > 1 else ""
-        values = counted(count, "value that is", "values that are")
         raise BadInput(
-            f"{named}: its weight {key} has {values} not finite (NaN or infinite){more}. "
-            "Give a checkpoint from before its training failed, or copy the folder again."
+            f"{named}: its weight {key} {fault}{more}. Give a checkpoint of finite float weights, from before its training failed or it "
+            "was quantised, or copy the folder again."
         )
 
 
 @lru_cache(maxsize=32)
-def _not_finite(file: Path, _size_bytes: int, _mtime_ns: int) -> list[tuple[str, int]]:
-    """The names of the weights in `file` that hold NaN or infinity, and how many such values each has.
+def _not_usable(file: Path, _size_bytes: int, _mtime_ns: int) -> list[tuple[str, str]]:
+    """The names of the weights in `file` that hold NaN or infinity in float32, or are no float numbers, and what is wrong with each.
 
     The result is cached until the file changes, because one call opens a model several times. BERT-base takes about 0.3 s.
     """
@@ -287,12 +302,15 @@ def _not_finite(file: Path, _size_bytes: int, _mtime_ns: int) -> list[tuple[str,
     with safe_open(file, "pt") as weights:
         for key in sorted(weights.keys()):
             tensor = weights.get_tensor(key)
-            # The sum is not finite if a value is not, and takes a fifth of the time of checking each. A sum of finite values may
-            # overflow, so values are then counted. In 8 bits torch has neither operation; no encoder here is saved in them.
-            if not tensor.dtype.is_floating_point or tensor.element_size() == 1 or tensor.sum().isfinite():
+            if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+                found.append((key, f"is of type {str(tensor.dtype).removeprefix('torch.')}"))
                 continue
-            if count := int((~tensor.isfinite()).sum()):
-                found.append((key, count))
+            tensor = tensor.float() if tensor.dtype == torch.float64 else tensor
+            # The sum is not finite if a value is not, and takes a fifth of the time of checking each. A sum of finite values may
+            # overflow, so values are then counted.
+            if not tensor.sum().isfinite() and (count := int((~tensor.isfinite()).sum())):
+                values = counted(count, "value that is", "values that are")
+                found.append((key, f"has {values} not finite (NaN or infinite)"))
     return found
 
 
@@ -305,12 +323,17 @@ def _weight_files(folder: Path, named: str) -> list[Path]:
         raise BadInput(
             f"{named} has no .safetensors weights. Pickled weights are not opened; save the model with save_pretrained."
         )
-    try:
-        names = sorted({str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"{named}: its {index.name} cannot be read ({in_one_line(error)}). {MEND}") from None
+    stated = read_json(folder, index.name, named)
+    files = stated.get("weight_map")
+    names = sorted(set(map(str, files.values()))) if isinstance(files, dict) else []
+    if strange := [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]:
+        raise BadInput(
+            f"{named}: its {index.name} names {_first_of(strange)}; it needs .safetensors files in the folder itself. {MEND}"
+        )
     if missing := [name for name in names if not (folder / name).is_file()]:
         raise BadInput(f"{named} lacks {_first_of(missing)}, which its {index.name} names. {MEND}")
+    if not names or not isinstance(stated.get("metadata"), dict):
+        raise BadInput(f"{named}: its {index.name} has no weight_map of files, or no metadata. {MEND}")
     return [folder / name for name in names]
 
 

@@ -14,7 +14,7 @@ from compress.data.examples import Example
 from compress.losses.vectors import pooled
 from compress.models.answering import cut_tokenizer
 from compress.models.configurations import loading_config, quiet
-from compress.models.pretrained import check_weights, open_unread
+from compress.models.pretrained import LONGEST_TEXT, check_weights, open_unread
 from compress.models.sentence_pooling import SentencePooling, max_tokens_in, pooling_in
 from compress.models.tokenizer_files import fast_tokenizer
 from serve.errors import BadInput
@@ -60,10 +60,10 @@ def open_encoder(name: str, *, role: str = "--encoder", revision: str = "", max_
         model = AutoModel.from_pretrained(
             folder, config=loading_config(folder), local_files_only=True, use_safetensors=True, dtype=torch.float32
         ).eval()
-    backend, length = cut_tokenizer(name, model, tokenizer, max_length)
-    if not max_length and (own := max_tokens_in(folder, length)) < length:
-        backend, length = cut_tokenizer(name, model, tokenizer, own)
     how = pooling_in(folder, named) or SentencePooling()
+    # As in sentence-transformers, its own setting goes before that of the tokenizer.
+    tokenizer.model_max_length = max(max_length, max_tokens_in(folder, LONGEST_TEXT))
+    backend, length = cut_tokenizer(name, model, tokenizer, max_length)
     return SentenceEncoder(name, folder, length, int(config.pad_token_id or 0), model, backend, how)
 
 

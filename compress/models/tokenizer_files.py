@@ -4,16 +4,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 from tokenizers.normalizers import Lowercase, Sequence
 
 from compress.distributed import warn
-from compress.models.configurations import in_one_line, quiet
+from compress.models.configurations import damage_of, in_one_line, quiet, read_json
 from compress.models.sentence_pooling import lowers_texts
 from serve.errors import BadInput, BundleError
 from serve.text.tokenizer import drop_no_merges, panics_are_errors, read_tokenizer, without_rowless_tokens
 
 TOKENIZER_JSON, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+ADDED_TOKENS, SPECIAL_MAP = "added_tokens.json", "special_tokens_map.json"
 TOKENIZER_FILES = (TOKENIZER_JSON, "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
 MEND_TOKENIZER = "Copy the folder again, or save the tokenizer again with save_pretrained."
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -44,6 +45,9 @@ def fast_tokenizer(folder: Path, named: str, config: Any) -> Any:
     Raises:
         BadInput: it cannot be opened, has no fast form, has other ids that the embedding has no rows for, or no token for unknown words.
     """
+    for file in (TOKENIZER_CONFIG, ADDED_TOKENS, SPECIAL_MAP):
+        if (folder / file).is_file():
+            read_json(folder, file, named)
     theirs, fault = _by_class(folder)
     by_class: Tokenizer | None = theirs.backend_tokenizer if theirs and theirs.is_fast else None
     model = (_json_in(folder / TOKENIZER_JSON) or {}).get("model")
@@ -53,8 +57,8 @@ def fast_tokenizer(folder: Path, named: str, config: Any) -> Any:
             f"{named}: its tokenizer has a dropout of {dropout}, by which a text gets other tokens each time; it is switched off, in "
             "training and in answers."
         )
-    own = by_class
-    if (folder / TOKENIZER_JSON).is_file() and (theirs or _json_in(folder / TOKENIZER_CONFIG) is not None):
+    own, left = by_class, list[str]()
+    if (folder / TOKENIZER_JSON).is_file():
         in_file = _of_file(folder, named)
         if by_class is None or not _same(by_class, in_file):
             _warn_of_class(by_class, in_file, folder, named, fault)
@@ -66,10 +70,20 @@ def fast_tokenizer(folder: Path, named: str, config: Any) -> Any:
             if theirs
             else f"{named}: its tokenizer cannot be opened from {there} ({fault}). {MEND_TOKENIZER}"
         )
-    if cuts_left := _cuts_left(folder, theirs, own):
+    _check_stated_ids(own, folder, named)
+    for side, does in (
+        ("truncation", "texts that are too long are cut at their end"),
+        ("padding", "texts are padded at their end"),
+    ):
+        if is_left := _is_left(side, folder, theirs, own):
+            warn(
+                f"{named}: the {side}_side of its tokenizer is left, which is not read: {does}, in training and in answers."
+            )
+        left += [f"{side}_side"] * is_left
+    if _leaves_out_types(folder, own, config):
         warn(
-            f"{named}: the truncation_side of its tokenizer is left, which is not read: texts that are too long are cut at "
-            "their end, in training and in answers."
+            f"{named}: model_input_names of its tokenizer leaves out token_type_ids, which is not read: the second text of a pair has "
+            "the type 1, in training and in answers."
         )
     kept = without_rowless_tokens(_lowering(own) if lowers_texts(folder) else own, rows_of(config))
     _warn_of_dropped(set(own.get_vocab()) - set(kept.get_vocab()), folder, named)
@@ -77,8 +91,9 @@ def fast_tokenizer(folder: Path, named: str, config: Any) -> Any:
     _check_unknown_words(kept, named)
     if kept is not by_class:
         theirs = _wrapped(kept, theirs, folder)
-    if cuts_left:
-        theirs.truncation_side = theirs.init_kwargs["truncation_side"] = "right"  # what is saved says what was done
+    for name in left:  # what is saved says what was done
+        setattr(theirs, name, "right")
+        theirs.init_kwargs[name] = "right"
     return theirs
 
 
@@ -87,6 +102,19 @@ def check_ids(tokenizer: Tokenizer, config: Any, named: str) -> None:
     rows, vocabulary = rows_of(config), tokenizer.get_vocab()
     if rows is None or not vocabulary:
         return
+    by_id: dict[int, str] = {}
+    if twice := next((token for token, id in sorted(vocabulary.items()) if by_id.setdefault(id, token) != token), None):
+        raise BadInput(
+            f"{named}: its tokenizer gives the tokens {by_id[vocabulary[twice]]!r} and {twice!r} one id, {vocabulary[twice]}. "
+            f"{MEND_TOKENIZER}"
+        )
+    around = _encoded(tokenizer, "", "")
+    for word, id in zip(around.tokens, around.ids, strict=True) if around else ():
+        if vocabulary.get(word) != id:
+            raise BadInput(
+                f"{named}: its tokenizer puts {word!r} around texts as id {id} (post_processor in {TOKENIZER_JSON}), and the id of that "
+                f"token is {vocabulary.get(word)}. {MEND_TOKENIZER}"
+            )
     token = max(vocabulary, key=lambda token: vocabulary[token])
     if vocabulary[token] >= rows:
         raise BadInput(
@@ -131,15 +159,15 @@ def _of_file(folder: Path, named: str) -> Tokenizer:
         return read_tokenizer(folder)
     except BundleError as error:
         raise BadInput(
-            f"{named}: its tokenizer cannot be opened from {TOKENIZER_JSON} ({in_one_line(error)}). {MEND_TOKENIZER}"
+            f"{named}: its tokenizer cannot be opened from {TOKENIZER_JSON} ({damage_of(folder / TOKENIZER_JSON, error)}). {MEND_TOKENIZER}"
         ) from None
 
 
 def _same(one: Tokenizer, other: Tokenizer) -> bool:
-    """Whether both have the same steps, and `one` all added tokens of `other`."""
+    """Whether both have the same steps, and `one` all added tokens of `other`, found in texts by the same rules."""
     added = one.get_added_tokens_decoder()
     return all(_state(getattr(one, step)) == _state(getattr(other, step)) for step in STEPS) and all(
-        str(added.get(id)) == str(token) for id, token in other.get_added_tokens_decoder().items()
+        repr(added.get(id)) == repr(token) for id, token in other.get_added_tokens_decoder().items()
     )
 
 
@@ -160,18 +188,23 @@ def _warn_of_class(own: Tokenizer | None, in_file: Tokenizer, folder: Path, name
             f"{named}: the tokenizer_class {named_class} of its {TOKENIZER_CONFIG} gives no fast tokenizer ({fault}); "
             f"{TOKENIZER_JSON} is read instead."
         )
-    elif any(_ids(own, *texts) != _ids(in_file, *texts) for texts in ((PROBE,), (PROBE, PROBE))):
+        return
+    tokens = [token.content for token in in_file.get_added_tokens_decoder().values()]
+    added = "".join(f"x {token} {token.lower()}{token}x" for token in tokens)
+    texts = ((PROBE,), (PROBE, PROBE), (added,))
+    theirs, ours = ([getattr(_encoded(one, *text), "ids", None) for text in texts] for one in (own, in_file))
+    if theirs != ours:
         warn(
             f"{named}: its {TOKENIZER_JSON} and the class {fault}, which transformers makes of its {TOKENIZER_CONFIG}, give "
             f"different tokens for the same text; {TOKENIZER_JSON} is read."
         )
 
 
-def _ids(tokenizer: Tokenizer, text: str, pair: str | None = None) -> list[int] | None:
-    """The ids of a text, or of a pair; None if the tokenizer fails."""
+def _encoded(tokenizer: Tokenizer, text: str, pair: str | None = None) -> Encoding | None:
+    """The tokens of a text, or of a pair; None if the tokenizer fails."""
     try:
         with panics_are_errors():
-            return list(tokenizer.encode(text, pair).ids)
+            return tokenizer.encode(text, pair)
     except Exception:  # the Rust side raises plain Exception
         return None
 
@@ -205,10 +238,35 @@ def _warn_of_dropped(tokens: set[str], folder: Path, named: str) -> None:
         )
 
 
-def _cuts_left(folder: Path, theirs: Any, own: Tokenizer) -> bool:
-    """Whether the tokenizer was saved to cut texts at their beginning."""
-    stated = (_json_in(folder / TOKENIZER_CONFIG) or {}).get("truncation_side")
-    return "left" in (stated, getattr(theirs, "truncation_side", ""), (own.truncation or {}).get("direction"))
+def _is_left(side: str, folder: Path, theirs: Any, own: Tokenizer) -> bool:
+    """Whether the tokenizer was saved to do the `side`, truncation or padding, at the beginning of texts."""
+    stated = (_json_in(folder / TOKENIZER_CONFIG) or {}).get(f"{side}_side")
+    return "left" in (stated, getattr(theirs, f"{side}_side", ""), (getattr(own, side) or {}).get("direction"))
+
+
+def _leaves_out_types(folder: Path, own: Tokenizer, config: Any) -> bool:
+    """Whether the folder has types of tokens left out, by which its tokenizer and its model tell the texts of a pair apart."""
+    inputs = (_json_in(folder / TOKENIZER_CONFIG) or {}).get("model_input_names") or ["token_type_ids"]
+    pair = _encoded(own, "a", "a")
+    return bool(
+        pair and 1 in pair.type_ids and "token_type_ids" not in inputs and getattr(config, "type_vocab_size", 0) > 1
+    )
+
+
+def _check_stated_ids(own: Tokenizer, folder: Path, named: str) -> None:
+    """BadInput if a file of the folder gives a token that tokenizer.json lacks another id than it gets; a warning if it has the token."""
+    stated = dict((_json_in(folder / ADDED_TOKENS) or {}).items())
+    in_config = (_json_in(folder / TOKENIZER_CONFIG) or {}).get("added_tokens_decoder")
+    for id, token in (in_config if isinstance(in_config, dict) else {}).items():
+        stated[str(token.get("content") if isinstance(token, dict) else token)] = id
+    in_file = json.dumps((_json_in(folder / TOKENIZER_JSON) or {}).get("added_tokens"))
+    for token, id in stated.items():
+        if own.token_to_id(token) in (None, id) or str(own.token_to_id(token)) == str(id):
+            continue
+        said = f"{named}: a file beside its tokenizer ({ADDED_TOKENS} or {TOKENIZER_CONFIG}) gives the token {token!r} the id {id}"
+        if json.dumps(token) not in in_file:
+            raise BadInput(f"{said}, and it would get {own.token_to_id(token)} here. {MEND_TOKENIZER}")
+        warn(f"{said}, and {TOKENIZER_JSON} {own.token_to_id(token)}, which is read.")
 
 
 def _wrapped(tokenizer: Tokenizer, theirs: Any, folder: Path) -> Any:
@@ -238,6 +296,6 @@ def _json_in(file: Path) -> dict[str, Any] | None:
         return {}
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

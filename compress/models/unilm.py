@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from compress.data.text_pairs import SOURCE, TARGET
-from compress.losses.relations import split_heads
+from compress.losses.vectors import split_heads
 from compress.models.activations import Unprojected, read
 from compress.models.configurations import first_position
 from compress.models.families import Family, encoder_of, layers_of, linear

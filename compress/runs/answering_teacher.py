@@ -1,23 +1,30 @@
-"""A teacher that gives answers and no more: a file of them, or a model whose insides a student cannot learn from.
-
-Its student starts from an encoder that --start names.
+"""A teacher that gives answers and no more: a file of them, which may come from anything that answers, or a model whose insides a student
+cannot learn from. Its student starts from an encoder that --start names, and learns the answers as soft labels.
 """
 
+from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeVar
 
-from compress.data.examples import Splits, check_kind
+from compress.data.encoded import Encoded
+from compress.data.examples import Example, Splits, check_kind
 from compress.data.label_checks import some
 from compress.data.task import Task
+from compress.data.teacher_labels import Held, TeacherLabels
+from compress.evaluation.metrics import Score
 from compress.models.answering import AnsweringTeacher, find_answering
 from compress.models.families import FAMILIES
 from compress.models.heads import head_of
 from compress.models.initialise import differing_tokenizers, is_checkpoint, shape_in
 from compress.models.pretrained import open_model, open_unread
+from compress.runs.task_inputs import Answered, TaskInputs
 from compress.settings import AUTO, TaskSettings
 from compress.tasks import task_of
 from serve.errors import BadInput
+from serve.wording import counted
+
+# Texts of validation with an answer, or all of them, for a score no better than chance to be a fault of the teacher.
+ENOUGH_TEXTS = 30
 
 AnySettings = TypeVar("AnySettings", bound=TaskSettings)
 
@@ -34,17 +41,11 @@ def answering_teacher(settings: TaskSettings) -> AnsweringTeacher | None:
     if not name or settings.teacher_labels or not is_checkpoint(settings.start):
         return None
     folder, config = open_unread(name, "--teacher", "a transformers folder", settings.revision)
-    if config.model_type not in FAMILIES or (head_of(config) and _reads_otherwise(folder, settings.start)):
-        return find_answering(name, task_of, role="--teacher", revision=settings.revision)
-    return None
-
-
-def _reads_otherwise(teacher: Path, start: str) -> bool:
-    """Whether the model in the folder `teacher` and --start can both be opened and have different tokenizers."""
-    try:
-        return bool(differing_tokenizers(open_model(str(teacher)), open_model(start, role="--start")))
-    except BadInput:
-        return False  # said by the caller
+    asked = config.model_type not in FAMILIES
+    if not asked and head_of(config):
+        with suppress(BadInput):  # a model that cannot be opened is a fault that the caller finds
+            asked = bool(differing_tokenizers(open_model(str(folder)), open_model(settings.start, role="--start")))
+    return find_answering(name, task_of, role="--teacher", revision=settings.revision) if asked else None
 
 
 def with_body(settings: AnySettings, asked: AnsweringTeacher | None = None) -> AnySettings:
@@ -124,3 +125,116 @@ def labels_of(asked: AnsweringTeacher, splits: Splits, task: Task, ours: tuple[s
     if set(theirs) == set(names):
         return ours
     return task.model_labels(theirs)
+
+
+def with_answers(inputs: TaskInputs, teacher: TeacherLabels) -> TaskInputs:
+    """`inputs` with the answers of `teacher`, the texts that it answers and no split has, and the soft labels of training.
+
+    A text of train without an answer keeps its label, as if the teacher had given it. Texts that no split has are learned by the
+    answer alone. A text whose labels are the answer, because there is no train file, is left out if the answer does not reach to its
+    last word.
+
+    Raises:
+        BadInput: the file has labels that the task lacks or answers of another kind, answers no text that can be learned, or is not
+            shown to be better than chance on validation.
+    """
+    splits, task = inputs.splits, inputs.task
+    if inputs.outside:  # these have no label of the task, whatever the teacher says
+        outside = [*inputs.outside.train, *inputs.outside.validation, *inputs.outside.test]
+        teacher = teacher.without(outside, inputs.settings.out_of_scope)
+    teacher.check_kind(multi_label=splits.multi_label, relations=splits.relations)
+    known = (*splits.labels(task, ("train", "validation", "test")), *inputs.labels)
+    names = task.answer_labels(known)
+    teacher.check_labels({*known, *names}, multi_label=splits.multi_label)
+    if splits.answered:
+        splits = _whole(inputs, teacher)
+        inputs = replace(inputs, splits=splits)
+    held = Held((*splits.train, *splits.validation, *splits.test))
+    others = [each for each in teacher.examples(multi_label=splits.multi_label) if each not in held]
+    of_others = teacher.logits(inputs.encoded(others), others) if others else []
+    further = [
+        replace(each, label=None, entities=None)
+        for each, logits in zip(others, of_others, strict=True)
+        if logits is not None
+    ]
+    inputs = replace(inputs, further=[] if splits.answered else further)
+    of_train = teacher.logits(inputs.train, splits.train)
+    asked = [
+        logits if logits is not None else task.certain_logits(inputs.train, i) for i, logits in enumerate(of_train)
+    ]
+    soft = asked + [logits for logits in of_others if logits is not None and not splits.answered]
+    there = sum(logits is not None for logits in of_train)
+    if not there and not further:
+        raise BadInput(
+            f"{teacher.name} answers none of the {len(splits.train)} texts of train and has no other texts to learn "
+            "from. Answers are matched by the text, which must be the same in both."
+        )
+    on_validation, looked_at = _score(inputs, teacher)
+    lines = _lines(inputs, teacher, there, len(others), on_validation, looked_at)
+    whole = on_validation is not None and looked_at == len(splits.validation)
+    return replace(inputs, answers=teacher, answered=Answered(soft, on_validation, whole, lines))
+
+
+def _whole(inputs: TaskInputs, teacher: TeacherLabels) -> Splits:
+    """The splits without texts of train, and of a validation held out from it, whose answers do not reach to their last word."""
+
+    def kept(examples: list[Example], encoded: Encoded) -> list[Example]:
+        found = teacher.logits(encoded, examples)
+        return [example for example, logits in zip(examples, found, strict=True) if logits is not None]
+
+    splits = inputs.splits
+    train = kept(splits.train, inputs.encoded(splits.train))
+    held_out = kept(splits.validation, inputs.encoded(splits.validation)) if splits.held_out else splits.validation
+    if not train or not held_out:
+        raise BadInput(
+            f"{teacher.name} has no answers that reach to the last word of their texts. Ask about shorter texts."
+        )
+    return replace(splits, train=train, validation=held_out)
+
+
+def _score(inputs: TaskInputs, teacher: TeacherLabels) -> tuple[Score | None, int]:
+    """The score of the answers to texts of validation, and how many have one. BadInput if it is not shown to be above chance."""
+    gold = inputs.splits.validation
+    found = teacher.logits(inputs.validation, gold)
+    chosen = [i for i, logits in enumerate(found) if logits is not None]
+    if not chosen or (inputs.splits.held_out and inputs.splits.answered):
+        return None, len(chosen)
+    task = inputs.task
+    texts = inputs.validation.take(chosen)
+    said = task.predictions(texts, [logits for logits in found if logits is not None])
+    right = [task.gold_of(gold[i]) for i in chosen]
+    reached = task.metric.score(right, said)
+    blind = task.metric.chance(right, said, task.constant_predictions(texts))
+    task.check_answers(teacher.name, right, said)
+    if reached.low <= blind and len(chosen) >= min(ENOUGH_TEXTS, len(gold)):
+        raise BadInput(
+            f"{teacher.name} is not shown to be better than chance on this task: {inputs.metric} {reached} on "
+            f"{len(chosen)} validation texts; {blind:.4f} is possible without reading the text. Check its labels, or answer more texts of "
+            "validation."
+        )
+    return reached, len(chosen)
+
+
+def _lines(
+    inputs: TaskInputs,
+    teacher: TeacherLabels,
+    of_train: int,
+    others: int,
+    on_validation: Score | None,
+    of_validation: int,
+) -> list[str]:
+    train, extra = len(inputs.splits.train), len(inputs.further)
+    of = teacher.name if teacher.asked[0] else "--teacher-labels"
+    lines = [
+        f"{of} has answers to {of_train:,} of {counted(train, 'text')} of train, and to "
+        f"{counted(extra, 'text')} that the data lacks."
+    ]
+    if of_train < train:
+        lines.append(f"{counted(train - of_train, 'text')} of train without an answer keep their labels alone.")
+    if extra < others:
+        lines.append(
+            f"{counted(others - extra, 'text')} that the data lacks are left out: the answers do not reach to their last word."
+        )
+    if on_validation is not None:
+        lines.append(f"The answers to {of_validation:,} texts of validation: {inputs.metric} {on_validation}.")
+    return lines

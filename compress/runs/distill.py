@@ -1,9 +1,8 @@
 """Distils a task-agnostic student from a teacher on plain text."""
 
-import dataclasses
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,16 +19,15 @@ from compress.methods.presets import preset_of
 from compress.models.initialise import is_checkpoint
 from compress.models.layer_maps import LAYER_MAPS
 from compress.models.packed_inputs import row_tokens_for
-from compress.models.precision import check_precision
 from compress.models.pretrained import Opened, has_vocabulary_head, open_model, open_tokenizer
 from compress.models.sentence_pooling import MODULES
-from compress.models.shapes import BY_RULE, Shape, shape_of
+from compress.models.shapes import BY_RULE, shape_of
 from compress.progress import Notify, message, silent
-from compress.runs.agreement import check_same_inputs
-from compress.runs.hardware import device_here, on_this_machine, same_bits, stage_settings
+from compress.runs.hardware import on_this_machine, same_bits, stage_settings
 from compress.runs.lineage import read_lineage
 from compress.runs.method_chain import (
     USED_BY,
+    Chain,
     Link,
     asks_words,
     check_used,
@@ -41,10 +39,10 @@ from compress.runs.method_chain import (
 from compress.runs.method_stages import run_method
 from compress.runs.method_trainings import MethodInputs, cached_of, kept_parts
 from compress.runs.resumable_stages import CORPUS, Workdir, free_target
-from compress.runs.stages import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
+from compress.runs.stages import check_same_inputs, fingerprint, folder_fingerprint, texts_fingerprint, trained_with
 from compress.settings import Distillation
+from compress.training.metrics import check_trackers
 from compress.training.teacher_cache import check_cache, identity_of
-from compress.training.trackers import check_trackers
 from serve.errors import BadInput
 from serve.options import make
 from serve.wording import one_of
@@ -53,17 +51,17 @@ BATCH, TOKENS = 32, 128  # defaults if neither a setting nor a schedule gives a 
 
 
 @dataclass(frozen=True)
-class _Given:
+class _Inputs:
     """The opened and checked inputs."""
 
+    settings: Distillation  # for this machine
     opened: Opened
+    start: Opened | None  # the checkpoint that the student starts from
     tokenizer: Tokenizer
-    shapes: tuple[Shape, ...]  # of the assistants and the student
-    stages: tuple[tuple[Stage, ...], ...]  # of each
+    chain: Chain
     texts: TextFiles
     texts_fingerprint: str
-    settings: Distillation
-    messages: tuple[str, ...]  # to report before training
+    warnings: list[str]  # to report before training
 
 
 def distill(
@@ -83,31 +81,34 @@ def distill(
 
 def distill_student(settings: Distillation, notify: Notify = silent) -> Path:
     """See `distill`."""
-    teacher, corpus, out = settings.teacher, [Path(path) for path in settings.corpus], Path(settings.out)
     notify = notify if distributed.main() else silent  # only the main process reports
-    target = free_target(out)
-    given = _checked(teacher, corpus, target, settings)
-    for line in given.messages:
+    target = free_target(Path(settings.out))
+    inputs = _checked(settings, target)
+    for line in inputs.warnings:
         message(notify, line)
-    settings = given.settings
-    same_bits(settings.threads)
-    common = [folder_fingerprint(given.opened.folder), given.texts_fingerprint, trained_with(settings.device)]
-    start = folder_fingerprint(open_model(settings.start).folder) if is_checkpoint(settings.start) else ""
-    check_same_inputs(settings, {"--teacher": common[0], "--corpus": common[1], "--start": start or settings.start})
-    distributed.join(settings.device)
+    s = inputs.settings
+    same_bits(s.threads)
+    common = [folder_fingerprint(inputs.opened.folder), inputs.texts_fingerprint, trained_with(s.device)]
+    start = folder_fingerprint(inputs.start.folder) if inputs.start else ""
+    check_same_inputs(s, {"--teacher": common[0], "--corpus": common[1], "--start": start or s.start})
+    distributed.join(s.device)
+    chosen = {name: value for name, value in asdict(s).items() if name not in ("teacher", "corpus", "out")}
     # Trackers, the cache's path and where the teacher's weights are do not change the training; the fingerprints of teacher and texts
     # cover the other two.
     decide = {
         "trackers": (),
-        "teacher_cache": bool(settings.teacher_cache),
+        "teacher_cache": bool(s.teacher_cache),
         "revision": "",
         "text_column": "",
         "teacher_shard": False,
     }
-    run_fingerprint = fingerprint("distill", *common, start, _chosen(settings) | decide)
+    run_fingerprint = fingerprint("distill", *common, start, chosen | decide)
+    # Without local paths.
+    lineage = chosen | {"teacher_cache": bool(s.teacher_cache)}
+    lineage |= {"start": inputs.start.public_name} if inputs.start else {}
     workdir = Workdir(target.with_name(target.name + ".distill-work"), notify)
     with workdir.locked(run_fingerprint):
-        workdir.publish(_run(workdir, run_fingerprint, given, notify), target)
+        workdir.publish(_run(workdir, run_fingerprint, inputs, lineage, notify), target)
     return target
 
 
@@ -119,65 +120,52 @@ def distill_result(checkpoint: Path) -> dict[str, Any]:
     return {"checkpoint": str(checkpoint), **found, "steps": steps, "loss": loss}
 
 
-def _checked(teacher: str, corpus: Sequence[Path], out: Path, settings: Distillation) -> _Given:
+def _checked(settings: Distillation, target: Path) -> _Inputs:
     faults = Faults()
-    here = faults.check(partial(on_this_machine, settings))
-    s = here or settings
-    faults.check(lambda: _check_settings(s))
-    if here:
-        faults.check(lambda: check_precision(here.precision, device_here(here.device)))
-    found = faults.check(lambda: open_model(teacher, revision=s.revision))
-    tokenizer = found and faults.check(partial(open_tokenizer, found))
+    s = faults.check(partial(on_this_machine, settings)) or settings
+    used = {name: getattr(s, name) for name in USED_BY}
+    faults.check(lambda: check_trackers(s.trackers))
+    faults.check(lambda: check_used(s.method, used, s.start))
+    opened = faults.check(lambda: open_model(s.teacher, revision=s.revision))
+    tokenizer = opened and faults.check(partial(open_tokenizer, opened))
     if s.student:
         faults.check(lambda: shape_of(s.student))
-    if is_checkpoint(s.start):
-        faults.check(lambda: open_model(s.start, role="--start"))
-    for path in corpus:
-        faults.check(partial(stream_texts, path, columns_of(s)))
+    start = faults.check(lambda: open_model(s.start, role="--start")) if is_checkpoint(s.start) else None
+    texts = TextFiles(tuple(Path(path) for path in s.corpus), columns_of(s))
+    for path in texts.paths:
+        faults.check(partial(stream_texts, path, texts.columns))
     faults.raise_if_any()
-    assert found
+    assert opened
     assert tokenizer
-    opened = found
     shape = student_shape(s.student, s.start, opened)
     if s.schedule:
         preset_of(s.schedule, "distillation")
     if s.start == "layer-map" and not s.layer_map:
         raise BadInput(f"--start layer-map needs --layer-map. Give {one_of(LAYER_MAPS)}.")
-    choices = {name: getattr(s, name) for name in USED_BY}
     chain = method_chain(
         "@".join((s.method, *s.assistants)), shape, opened.config, start=s.start, pack=s.pack,
-        pooling=teacher_pooling(s.method, opened), **choices,
+        pooling=teacher_pooling(s.method, opened), **used,
     )  # fmt: skip
-    shapes, stages, messages = chain.shapes, chain.stages, chain.warnings
     check_whole_batches(chain, s.batch or BATCH, s.accumulate)
-    if stages[-1][-1].objective.pooling and not (opened.folder / MODULES).is_file():
-        messages = (
-            "The teacher's folder has no modules.json: its vectors are the means of a text's tokens.",
-            *messages,
-        )
+    warnings = []
     if tuple(s.assistants) == (BY_RULE,):
         none = "none; the student has more than half of the teacher's layers or width"
-        messages = (f"Assistants by MiniLM's rule: {', '.join(map(str, shapes[:-1])) or none}.", *messages)
-    if s.schedule and len(stages[-1]) > 1:
+        warnings.append(f"Assistants by MiniLM's rule: {', '.join(map(str, chain.shapes[:-1])) or none}.")
+    last = chain.stages[-1]
+    if last[-1].objective.pooling and not (opened.folder / MODULES).is_file():
+        warnings.append("The teacher's folder has no modules.json: its vectors are the means of a text's tokens.")
+    if s.schedule and len(last) > 1:
         raise BadInput(
-            f"--schedule sets one stage, and --method {s.method} has {len(stages[-1])} stages with their own learning rates. Leave "
+            f"--schedule sets one stage, and --method {s.method} has {len(last)} stages with their own learning rates. Leave "
             "--schedule out and give --epochs and --batch (the paper's output distribution is --epochs 10 --batch 32 --tokens 256)."
         )
-    masks = any(stage.objective.masks_tokens for several in stages for stage in several)
-    if s.whole_words and not masks:
+    if s.whole_words and not any(stage.objective.masks_tokens for several in chain.stages for stage in several):
         raise BadInput(f"--whole-words has no effect on --method {s.method}, which masks no text. Leave it out.")
     if s.teacher_shard:
-        _check_shard(s, opened, stages)
+        _check_shard(s, opened, chain.stages)
     if s.teacher_cache:
-        _check_cache(s, opened, stages[0], out)
-    texts = TextFiles(tuple(corpus), columns_of(s))
-    return _Given(opened, tokenizer, shapes, stages, texts, texts_fingerprint(texts), s, messages)
-
-
-def _check_settings(s: Distillation) -> None:
-    """Check the settings that do not depend on the teacher."""
-    check_trackers(s.trackers)
-    check_used(s.method, {name: getattr(s, name) for name in USED_BY}, s.start)
+        _check_cache(s, opened, chain.stages[0], target)
+    return _Inputs(s, opened, start, tokenizer, chain, texts, texts_fingerprint(texts), [*warnings, *chain.warnings])
 
 
 def _check_cache(settings: Distillation, opened: Opened, stages: Sequence[Stage], out: Path) -> None:
@@ -226,46 +214,35 @@ def _check_shard(settings: Distillation, opened: Opened, stages: Sequence[Sequen
     faults.raise_if_any()
 
 
-def _chosen(settings: Distillation) -> dict[str, Any]:
-    """The settings without the paths of teacher, corpus and output."""
-    return {
-        name: value for name, value in dataclasses.asdict(settings).items() if name not in ("teacher", "corpus", "out")
-    }
-
-
-def _in_lineage(settings: Distillation) -> dict[str, Any]:
-    """The settings for the student's lineage, without local paths."""
-    found = _chosen(settings) | {"teacher_cache": bool(settings.teacher_cache)}
-    return found | ({"start": open_model(settings.start).public_name} if is_checkpoint(settings.start) else {})
-
-
-def _run(workdir: Workdir, run_fingerprint: str, given: _Given, notify: Notify) -> Path:
+def _run(workdir: Workdir, run_fingerprint: str, inputs: _Inputs, lineage: dict[str, Any], notify: Notify) -> Path:
     """The folder of the finished student."""
-    s, opened, tokenizer = given.settings, given.opened, given.tokenizer
+    s, opened, chain = inputs.settings, inputs.opened, inputs.chain
     preset = preset_of(s.schedule, "distillation") if s.schedule else None
     batch = s.batch or (preset.batch if preset else BATCH)
-    readers = [opened, *([open_model(s.start)] if is_checkpoint(s.start) else [])]
+    readers = [opened, *([inputs.start] if inputs.start else [])]
     longest = min(s.tokens or (preset.tokens if preset else TOKENS), *(reader.max_length for reader in readers))
-    pieces = tokenised(given.texts, tokenizer, longest, workdir.root / CORPUS, fingerprint=given.texts_fingerprint)
+    pieces = tokenised(
+        inputs.texts, inputs.tokenizer, longest, workdir.root / CORPUS, fingerprint=inputs.texts_fingerprint
+    )
     if not len(pieces):
         raise BadInput("--corpus holds no words. Give files with text.")
     row_tokens = row_tokens_for(longest, *(reader.config for reader in readers))
     schedule, epochs = None, s.epochs or 1.0
     if preset:  # of a method with one stage
-        text = CorpusText(pieces, 0, batch, s.seed, row_tokens=row_tokens if given.stages[-1][0].pack else 0)
+        text = CorpusText(pieces, 0, batch, s.seed, row_tokens=row_tokens if chain.stages[-1][0].pack else 0)
         schedule = preset.schedule(text.sampler.steps_per_epoch)
         epochs = s.epochs or schedule.steps / text.sampler.steps_per_epoch
     tokens = epochs * float(pieces.lengths.sum())
     method_inputs = MethodInputs(
-        opened, tokenizer, pieces, {}, batch,
+        opened, inputs.tokenizer, pieces, {}, batch,
         stage_settings(s, learning_rate=s.learning_rate, schedule=schedule, teacher_shard=s.teacher_shard),
         tokens, start=s.start, layer_map=s.layer_map, whole_words=s.whole_words,
-        lineage=_in_lineage(s) | {"batch": batch, "tokens": longest, "epochs": epochs},
+        lineage=lineage | {"batch": batch, "tokens": longest, "epochs": epochs},
         teacher_cache=Path(os.path.abspath(s.teacher_cache)) if s.teacher_cache else None,
         row_tokens=row_tokens, batch_is_given=bool(s.batch or preset), notify=notify,
     )  # fmt: skip
     links = [
         Link(shape, stages, tuple(stage.share * tokens for stage in stages))
-        for shape, stages in zip(given.shapes, given.stages, strict=True)
+        for shape, stages in zip(chain.shapes, chain.stages, strict=True)
     ]
     return run_method(workdir, run_fingerprint, links, method_inputs)[-1]

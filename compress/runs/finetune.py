@@ -5,43 +5,33 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from compress import distributed
 from compress.data.examples import GENERATION
 from compress.data.label_checks import some
-from compress.data.teacher_labels import TeacherLabels
 from compress.input_errors import Faults
 from compress.models.initialise import check_same_tokens, shape_in
-from compress.models.pretrained import load, open_model
+from compress.models.pretrained import open_model
 from compress.progress import Notify, message, silent
 from compress.runs import task_stages
-from compress.runs.agreement import check_same_inputs, contents_of
 from compress.runs.finetune_generator import fine_tune_generator, refuse_generation_settings
 from compress.runs.hardware import same_bits
 from compress.runs.lineage import read_lineage
 from compress.runs.open_task import open_task
 from compress.runs.resumable_stages import Workdir, check_writable, free_target
 from compress.runs.soft_labels import make_soft_labels, read_soft_labels
-from compress.runs.stages import Of, RunStage, make_checkpoint, texts_fingerprint, trained_with
-from compress.runs.task_inputs import Answered, TaskInputs, steps_of
+from compress.runs.stages import (
+    Of,
+    RunStage,
+    check_same_inputs,
+    make_checkpoint,
+    texts_fingerprint,
+    trained_with,
+)
+from compress.runs.task_inputs import TaskInputs, steps_of
 from compress.runs.understood import understood, understood_lines
 from compress.settings import LEAST_TUNING_STEPS, WHERE_DATA_IS, FineTuning, TaskSettings, filled_in
 from serve.errors import BadInput
 from serve.options import make, rule_faults
-
-
-def _resolved(settings: FineTuning) -> FineTuning:
-    """`settings` with open values filled in from the schedule, or with the defaults.
-
-    Raises:
-        BadInput: an unknown schedule, a number out of its range, settings that need a teacher without one, or two teachers.
-    """
-    faults = Faults()
-    faults.messages += rule_faults(settings)
-    faults.raise_if_any()
-    return filled_in(settings)
 
 
 def finetune(model: str, task: str, data: str, out: Path | str, *, progress: Notify = silent, **settings: Any) -> Path:
@@ -59,38 +49,42 @@ def finetune(model: str, task: str, data: str, out: Path | str, *, progress: Not
 
 def fine_tune(settings: FineTuning, notify: Notify = silent) -> Path:
     """See `finetune`."""
-    model, out = settings.model, Path(settings.out)
     notify = notify if distributed.main() else silent  # only the main process reports
     if settings.task == GENERATION:
         return fine_tune_generator(settings, notify)
     refuse_generation_settings(settings)
-    target = free_target(out)
-    settings = _resolved(settings)
-    inputs, teacher = _opened(model, target, settings, notify)
-    for line in understood_lines(understood(inputs, {"fine-tuning": _steps(inputs, settings)})):
+    target = free_target(Path(settings.out))
+    faults = Faults()
+    faults.messages += rule_faults(settings)
+    faults.raise_if_any()
+    settings = filled_in(settings)
+    inputs, teacher = _opened(target, settings, notify)
+    steps = steps_of(settings.epochs, 5, LEAST_TUNING_STEPS, inputs.steps_per_epoch)
+    for line in understood_lines(understood(inputs, {"fine-tuning": steps})):
         message(notify, line)
     for line in inputs.answered.lines if inputs.answered else ():
         message(notify, line)
     for warning in inputs.warnings:
         message(notify, f"warning: {warning}")
-    same_bits(inputs.settings.threads)
-    here = dataclasses.replace(settings, precision=inputs.settings.precision, device=inputs.settings.device)
-    of_teacher = {"--teacher": teacher.teacher_fingerprint} if teacher else {}
-    check_same_inputs(here, contents_of(inputs) | of_teacher)
-    distributed.join(inputs.settings.device)
+    here = inputs.settings
+    same_bits(here.threads)
+    check_same_inputs(
+        dataclasses.replace(settings, precision=here.precision, device=here.device),
+        inputs.contents | ({"--teacher": teacher.teacher_fingerprint} if teacher else {}),
+    )
+    distributed.join(here.device)
     workdir = Workdir(target.with_name(target.name + ".finetune-work"), notify)
     folders: dict[str, Path] = {}
-    return make_checkpoint(workdir, _stages(inputs, teacher, settings, folders), folders, target)
+    return make_checkpoint(workdir, _stages(inputs, teacher, settings, steps, folders), folders, target)
 
 
 def _stages(
-    inputs: TaskInputs, teacher: TaskInputs | None, settings: FineTuning, folders: Mapping[str, Path]
+    inputs: TaskInputs, teacher: TaskInputs | None, settings: FineTuning, steps: int, folders: Mapping[str, Path]
 ) -> list[RunStage]:
     """The teacher with its head and its soft labels, if there is one to ask, and the model. Finished ones are in `folders`."""
-    answers, answered = inputs.answers, inputs.answered
     made_of = (
         "finetune", inputs.teacher_fingerprint, teacher.teacher_fingerprint if teacher else "",
-        answers.fingerprint if answers else "", inputs.data_fingerprint,
+        inputs.answers.fingerprint if inputs.answers else "", inputs.data_fingerprint,
         list(inputs.labels), texts_fingerprint(inputs.unlabelled), inputs.settings.threads, inputs.settings.precision,
         trained_with(inputs.settings.device),
         *([example.language for example in inputs.splits.train] if settings.language_temperature != 1 else []),
@@ -102,10 +96,17 @@ def _stages(
     )  # fmt: skip
 
     def train(folder: Path) -> None:
-        soft = answered.soft if answered else None
+        soft = inputs.answered.soft if inputs.answered else None
         if teacher:
             soft = read_soft_labels(folders["soft-labels"], teacher)
-        _train(folder, inputs, soft, _teacher_facts(teacher, answers, answered), settings)
+        model = task_stages.model_with_head(inputs)
+        progress = task_stages.on_task(
+            model, folder, inputs, steps, inputs.settings.student_learning_rate, "fine-tuning",
+            patience=settings.patience or None, soft=soft, soft_weight=inputs.settings.soft_weight or 0.0,
+        )  # fmt: skip
+        opened = inputs.opened
+        details = {"role": "fine-tuned", "model": opened.public_name, "model_revision": opened.revision}
+        task_stages.save(model, folder, inputs, progress, details | _teacher_facts(inputs, teacher))
 
     model = RunStage("model", made_of, train)
     if not teacher:
@@ -152,20 +153,27 @@ def result_line(result: dict[str, Any]) -> str:
     )
 
 
-def _opened(model: str, target: Path, settings: FineTuning, notify: Notify) -> tuple[TaskInputs, TaskInputs | None]:
+def _opened(target: Path, settings: FineTuning, notify: Notify) -> tuple[TaskInputs, TaskInputs | None]:
     """The inputs of the model's training, and those of the teacher's labelling if there is a teacher to ask."""
-    opened = open_model(model, role="--model", revision=settings.revision)
-    given = dataclasses.replace(_task_settings(model, settings), student=str(shape_in(opened)))
-    inputs = open_task(
-        dataclasses.replace(given, new_head=settings.new_head),
-        target,
-        role="--model",
-        more_checks=[lambda: check_writable(target)],
-        notify=notify,
+    opened = open_model(settings.model, role="--model", revision=settings.revision)
+    # The model takes the place of the teacher, and is its own student.
+    common = {each.name for each in dataclasses.fields(TaskSettings)} & {
+        each.name for each in dataclasses.fields(settings)
+    }
+    given = TaskSettings(
+        **{name: getattr(settings, name) for name in common}
+        | {
+            "teacher": settings.model,
+            "student": str(shape_in(opened)),
+            "student_learning_rate": settings.learning_rate,
+        }
     )
+    inputs = open_task(given, target, role="--model", more_checks=[lambda: check_writable(target)], notify=notify)
     if not settings.teacher:
         return inputs, None
-    from_teacher = dataclasses.replace(given, teacher=settings.teacher, max_length=inputs.max_length, revision="")
+    from_teacher = dataclasses.replace(
+        given, teacher=settings.teacher, max_length=inputs.max_length, revision="", new_head=False
+    )
     teacher = open_task(from_teacher, target, notify=notify)
     if not teacher.teacher_has_head:
         raise BadInput(
@@ -176,76 +184,25 @@ def _opened(model: str, target: Path, settings: FineTuning, notify: Notify) -> t
         # Soft labels follow the teacher's order of labels, so the model's own head must have the same order.
         if inputs.teacher_has_head:
             raise BadInput(
-                f"--model {model} has a head for {some(inputs.labels)}; --teacher {settings.teacher} has other labels or another order "
-                "of them. Give --new-head to make a new head for the teacher's labels."
+                f"--model {settings.model} has a head for {some(inputs.labels)}; --teacher {settings.teacher} has other labels or another "
+                "order of them. Give --new-head to make a new head for the teacher's labels."
             )
         inputs = dataclasses.replace(inputs, labels=teacher.labels)
     check_same_tokens(teacher.opened, inputs.opened)
     return inputs, teacher
 
 
-def _task_settings(model: str, settings: FineTuning) -> TaskSettings:
-    """`settings` as those of training on a task; the model takes the place of the teacher."""
-    names = (
-        "task",
-        "data",
-        "batch",
-        "max_length",
-        "seed",
-        "threads",
-        "precision",
-        "accumulate",
-        "temperature",
-        "soft_weight",
-        "language_temperature",
-        "device",
-        "revision",
-        *WHERE_DATA_IS,
-    )
-    same = {name: getattr(settings, name) for name in names}
-    others = {
-        "teacher": model,
-        "unlabelled": settings.unlabelled,
-        "teacher_labels": settings.teacher_labels,
-        "student_learning_rate": settings.learning_rate,
-        "trackers": tuple(settings.trackers),
-    }
-    return TaskSettings(**same | others)
-
-
-def _steps(inputs: TaskInputs, settings: FineTuning) -> int:
-    return steps_of(settings.epochs, 5, LEAST_TUNING_STEPS, inputs.steps_per_epoch)
-
-
-def _teacher_facts(
-    teacher: TaskInputs | None, answers: TeacherLabels | None, answered: Answered | None
-) -> dict[str, Any]:
+def _teacher_facts(inputs: TaskInputs, teacher: TaskInputs | None) -> dict[str, Any]:
     """The method and the teacher as the lineage names them."""
     if teacher:
         opened = teacher.opened
         return {"method": "soft labels", "teacher": opened.public_name, "teacher_revision": opened.revision}
+    answers, answered = inputs.answers, inputs.answered
     if not (answers and answered):
         return {"method": "labels"}
-    reached = answered.on_validation
     return {
         "method": "soft labels",
         "teacher": answers.public_name,
         "teacher_answers": {"sha256": answers.fingerprint, "texts": len(answers)},
-        "teacher_on_validation": dataclasses.asdict(reached) if reached else None,
+        "teacher_on_validation": dataclasses.asdict(answered.on_validation) if answered.on_validation else None,
     }
-
-
-def _train(
-    folder: Path, inputs: TaskInputs, soft: list[np.ndarray] | None, taught_by: dict[str, Any], settings: FineTuning
-) -> None:
-    torch.manual_seed(settings.seed)
-    own = inputs.teacher_has_head
-    model = load(inputs.opened, inputs.task) if own else task_stages.with_new_head(inputs.opened, inputs)
-    steps, rate, patience = _steps(inputs, settings), inputs.settings.student_learning_rate, settings.patience or None
-    progress = task_stages.on_task(
-        model, folder, inputs, steps, rate, "fine-tuning", patience=patience, soft=soft,
-        soft_weight=inputs.settings.soft_weight or 0.0,
-    )  # fmt: skip
-    opened = inputs.opened
-    details = {"role": "fine-tuned", "model": opened.public_name, "model_revision": opened.revision}
-    task_stages.save(model, folder, inputs, progress, details | taught_by)

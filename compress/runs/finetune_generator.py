@@ -40,22 +40,20 @@ from compress.models.generator import (
     generated,
 )
 from compress.models.initialise import differing_tokenizers, layers_fit, shape_in, student_of
-from compress.models.precision import check_precision
 from compress.models.pretrained import Opened, load_encoder, open_model, open_tokenizer
 from compress.models.shapes import Shape, shape_of
 from compress.progress import Notify, advancing, message
-from compress.runs.agreement import check_same_inputs
-from compress.runs.hardware import device_here, on_this_machine, same_bits, stage_settings
+from compress.runs.hardware import on_this_machine, same_bits, stage_settings
 from compress.runs.lineage import save_with_lineage
 from compress.runs.open_task import check_disk, usable_length
 from compress.runs.resumable_stages import TRAINING, Workdir, check_writable, free_target
-from compress.runs.stages import RunStage, folder_fingerprint, make_checkpoint, trained_with
+from compress.runs.stages import RunStage, check_same_inputs, folder_fingerprint, make_checkpoint, trained_with
 from compress.runs.task_inputs import steps_of
 from compress.settings import LEAST_TUNING_STEPS, WHERE_DATA_IS, FineTuning, filled_in
 from compress.training.checkpoint import Progress
 from compress.training.loop import Validation
+from compress.training.metrics import check_trackers
 from compress.training.stage import train_stage, validation_interval
-from compress.training.trackers import check_trackers
 from serve.errors import BadInput
 
 TARGET_TOKENS = 48  # as MiniLM generates questions and summaries of XSum
@@ -208,9 +206,7 @@ def _resolved(settings: FineTuning, faults: Faults) -> FineTuning:
             f"--target-column names the column of the text, {settings.target_column}. Give another column."
         )
     filled = faults.check(partial(filled_in, settings)) or settings
-    here = faults.check(partial(on_this_machine, filled)) or filled
-    faults.check(lambda: check_precision(here.precision, device_here(here.device)))
-    return here
+    return faults.check(partial(on_this_machine, filled)) or filled
 
 
 def _flags(names: Sequence[str]) -> str:

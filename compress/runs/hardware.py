@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 import torch
 
 from compress import distributed
+from compress.models.precision import check_precision
 from compress.settings import Distillation, FineTuning, TaskSettings, TrainingDevice
 from compress.training.stage import StageSettings
-from serve.bundle.cpu import cpu_features, hidden_features
-from serve.bundle.cpu_quota import available_cores
+from serve.bundle.cpu import available_cores, cpu_features, hidden_features
 from serve.errors import BadInput
 
 # Set to `amx_bf16`, `auto` chooses the precision as on a processor with AMX, so that a test can see both choices on any machine. Nothing
@@ -57,12 +57,13 @@ def on_this_machine(settings: AnyTraining) -> AnyTraining:
     """`settings` with device, threads and precision resolved for this machine.
 
     Raises:
-        BadInput: the machine has no such device.
+        BadInput: the machine has no such device, or that device cannot train in this precision.
     """
     device = device_here(settings.device)
     precision = settings.precision
     if precision == "auto":
         precision = "bf16" if is_faster_in_bf16(device) else "fp32"
+    check_precision(precision, device)
     threads = settings.threads or available_cores()
     named: TrainingDevice = "cuda" if device.type == "cuda" else "cpu"
     return replace(settings, device=named, threads=threads, precision=precision)

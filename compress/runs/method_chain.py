@@ -241,6 +241,13 @@ def check_start(start: str, shapes: Sequence[Shape], teacher: Any, layer_map: st
         teacher = shape.as_config()
 
 
+def layers_named(start: str, teacher: Any, shape: Shape, layer_map: str = "") -> tuple[int, ...]:
+    """The layers, from 1, of a teacher of that configuration that `start` names; empty if `student_of` chooses them, or none is copied."""
+    if start in ("spread", RANDOM) or is_checkpoint(start):
+        return ()
+    return starting_layers(start, teacher.num_hidden_layers, shape.layers, map_name=layer_map)
+
+
 def student_shape(student: str, start: str, teacher: Opened) -> Shape:
     """The shape that `student` names, or where that is empty of the checkpoint `start`, or else `USUAL_STUDENT`.
 

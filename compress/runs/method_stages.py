@@ -3,12 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from compress.models import number_head
-from compress.models.initialise import RANDOM, is_checkpoint, starting_layers, student_from, student_of
+from compress.models.initialise import RANDOM, is_checkpoint, student_from, student_of
 from compress.models.pretrained import Opened, load, load_encoder, open_model
-from compress.runs.method_chain import Link, asks_words
+from compress.runs.method_chain import Link, asks_words, layers_named
 from compress.runs.method_trainings import MethodInputs, fit_head, save, train
 from compress.runs.resumable_stages import Workdir
 from compress.runs.stages import RunStage, run_stages
@@ -94,16 +93,9 @@ def _begin(folder: Path, given: MethodInputs, link: Link, source: Path | Opened,
             labelled = given.labelled[link.starts_from]
             model = load(open_model(str(labelled.teacher)), labelled.task)
         student, origin = student_of(
-            model, given.opened.family, link.shape, seed=given.settings.seed, chosen=_chosen(given, link, model.config),
-            new_layers=given.start == RANDOM,
+            model, given.opened.family, link.shape, seed=given.settings.seed,
+            chosen=layers_named(given.start, model.config, link.shape, given.layer_map), new_layers=given.start == RANDOM,
         )  # fmt: skip
         if link.starts_from != "corpus" and origin["head"] == "new":
             number_head.start_head(student, given.labelled[link.starts_from].train)
     save(student, folder, given, {"role": "start", "student": str(link.shape), "origin": origin})
-
-
-def _chosen(given: MethodInputs, link: Link, config: Any) -> tuple[int, ...]:
-    """The teacher layers that the start's name selects; empty if `student_of` chooses them."""
-    if given.start in ("spread", RANDOM) or is_checkpoint(given.start):
-        return ()
-    return starting_layers(given.start, config.num_hidden_layers, link.shape.layers, map_name=given.layer_map)

@@ -17,28 +17,28 @@ from compress.data.encoded import Encoded, pad_id_of
 from compress.data.examples import Example
 from compress.data.packing import rows_a_step
 from compress.data.task import Task
-from compress.losses.vectors import Pooling
-from compress.methods.catalogue import Stage
-from compress.methods.living_target import learns_relations, on_living_layers
-from compress.methods.mlm_head import HEAD_STAGE
+from compress.methods.catalogue import HEAD_STAGE, Stage
 from compress.methods.objectives import Projections
 from compress.models import number_head
 from compress.models.activations import Part, sources_of
 from compress.models.families import encoder_of
 from compress.models.initialise import is_checkpoint
-from compress.models.living_layers import relative_changes
+from compress.models.living_layers import LIVES, living_layers, nearest_living, relative_changes
 from compress.models.pretrained import Opened, has_vocabulary_head, load, load_encoder, open_model
 from compress.models.sentence_pooling import SentencePooling, max_tokens_in, write_pooling
 from compress.progress import Notify, advancing, message, silent
+from compress.runs.hardware import stage_settings
 from compress.runs.lineage import loss_warnings, save_with_lineage
 from compress.runs.method_chain import Link
 from compress.runs.resumable_stages import TRAINING
 from compress.runs.stages import folder_fingerprint, trained_with
+from compress.runs.task_inputs import TaskInputs
 from compress.training.checkpoint import write_safetensors
 from compress.training.stage import StageSettings, train_on_task, train_stage, validating, validation_interval
 from compress.training.teacher_cache import CachedTeacherText, TeacherCache, teacher_cache
 from serve.errors import BadInput
 
+RELATIONS = ("kl", "relation", "direct")  # losses of MiniLM, MiniLMv2 and DirectMiniLM
 MAPS = "maps.safetensors"  # the learned maps of an objective
 WITHOUT_POOLER = ("ForMaskedLM", "ForTokenClassification")
 SAMPLE = 8  # pieces of text on which a teacher's layers are measured
@@ -79,6 +79,27 @@ class MethodInputs:
     row_tokens: int = 0  # of the rows that stages with `pack` pack pieces into; 0 packs none
     batch_is_given: bool = False  # whether packed stages keep `batch`, however few steps they take
     notify: Notify = silent
+
+
+def method_inputs(inputs: TaskInputs, teacher: Path, tokens: float) -> MethodInputs:
+    """What the stages of the method read: `tokens` of the plain text, and the task with its fine-tuned `teacher`."""
+    given = inputs.settings
+    labelled = Labelled(
+        inputs.task, inputs.train, inputs.validation, inputs.splits.validation, teacher, inputs.in_domain
+    )
+    return MethodInputs(
+        inputs.opened,
+        inputs.tokenizer,
+        inputs.pieces,
+        {"task": labelled},
+        given.batch,
+        stage_settings(given),
+        tokens,
+        start=given.start,
+        lineage={"data": inputs.data_fingerprint, "method": inputs.chain.method},
+        row_tokens=inputs.row_tokens,
+        notify=inputs.notify,
+    )
 
 
 def fit_head(folder: Path, given: MethodInputs) -> None:
@@ -165,14 +186,11 @@ def train(folder: Path, given: MethodInputs, link: Link, number: int, before: Pa
     }
     save(student, folder, given, details)
     if stage.objective.pooling:
-        _write_pooling(folder, given, stage.objective.pooling, student.config.hidden_size)
-
-
-def _write_pooling(folder: Path, given: MethodInputs, pooling: Pooling, width: int) -> None:
-    """Say in `folder` how the student there makes vectors. The loss compares directions, so these have no length of their own."""
-    readers = [given.opened, *([open_model(given.start)] if is_checkpoint(given.start) else [])]
-    longest = max_tokens_in(given.opened.folder, min(reader.max_length for reader in readers))
-    write_pooling(folder, SentencePooling(pooling, normalised=True), width, longest)
+        # The loss compares directions, so the student's vectors have no length of their own.
+        readers = [given.opened, *([open_model(given.start)] if is_checkpoint(given.start) else [])]
+        longest = max_tokens_in(given.opened.folder, min(reader.max_length for reader in readers))
+        pooling = SentencePooling(stage.objective.pooling, normalised=True)
+        write_pooling(folder, pooling, student.config.hidden_size, longest)
 
 
 def with_head(before: Path, labelled: Labelled, given: MethodInputs, *, keeps: bool) -> Any:
@@ -206,6 +224,43 @@ def _on_living_layers(stage: Stage, teacher: Any, given: MethodInputs) -> tuple[
         message(given.notify, line)
     learned = sorted({term.teacher_layer for term in living.objective.layers})
     return living, {"teacher_layers": learned, "teacher_layer_changes": [round(change, 4) for change in changes]}
+
+
+def learns_relations(stage: Stage) -> bool:
+    """Whether `stage` learns attention or relations, which are made inside a layer, and not hidden states alone."""
+    return any(term.loss in RELATIONS for term in stage.objective.layers)
+
+
+def on_living_layers(stage: Stage, changes: Sequence[float]) -> tuple[Stage, tuple[str, ...]]:
+    """`stage` with living teacher layers in place of dead ones, and a message for each layer that is dead.
+
+    A dead layer gives way to the nearest that lives. It stays, with a warning, if the user named it or if no layer lives.
+
+    Args:
+        stage: one that `learns_relations`.
+        changes: the teacher's `relative_changes`.
+    """
+    terms = stage.objective.layers
+    dead = sorted({term.teacher_layer for term in terms} - {0, *living_layers(changes)})
+    said = []
+    for layer in dead:
+        other = nearest_living(layer, changes)
+        why = f"layer {layer} of the teacher changes its input by {changes[layer - 1]:.1%}, less than {LIVES:.0%}"
+        if other == layer:
+            said.append(f"warning: {why}, and no other layer does more. Relations are learned from layer {layer}.")
+        elif stage.layer_is_given:
+            said.append(
+                f"warning: {why}. --teacher-layer names it, so it is kept; the nearest that does more is {other}."
+            )
+        else:
+            said.append(f"Relations are learned from layer {other}, not {layer}: {why}.")
+    if not dead or stage.layer_is_given:
+        return stage, tuple(said)
+    moved = tuple(
+        replace(term, teacher_layer=nearest_living(term.teacher_layer, changes)) if term.teacher_layer in dead else term
+        for term in terms
+    )
+    return replace(stage, objective=replace(stage.objective, layers=moved)), tuple(said)
 
 
 def _give_pooler(student: Any, given: MethodInputs) -> None:

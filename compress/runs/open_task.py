@@ -16,14 +16,12 @@ from compress.data.texts import read_texts
 from compress.input_errors import Faults
 from compress.models.answering import AnsweringTeacher
 from compress.models.initialise import is_checkpoint, layers_fit, open_start
-from compress.models.precision import check_precision
 from compress.models.pretrained import Opened, open_model, open_tokenizer, with_markers
 from compress.models.shapes import USUAL_STUDENT, Shape, shape_of
 from compress.progress import Notify, silent
-from compress.runs.answered import with_answers
-from compress.runs.answering_teacher import answering_teacher, labels_of, with_body
+from compress.runs.answering_teacher import answering_teacher, labels_of, with_answers, with_body
 from compress.runs.data_checks import keeps_head, labels_for, warnings_of
-from compress.runs.hardware import device_here, on_this_machine
+from compress.runs.hardware import on_this_machine
 from compress.runs.method_chain import (
     Chain,
     check_method_name,
@@ -33,7 +31,7 @@ from compress.runs.stages import folder_fingerprint
 from compress.runs.task_inputs import TaskInputs, asks_soft_labels, chain_in, unseen
 from compress.settings import AUTO, TaskSettings
 from compress.tasks import task_named
-from compress.training.trackers import check_trackers
+from compress.training.metrics import check_trackers
 from serve.errors import BadInput
 from serve.text.entity_markers import MARKERS, has_markers
 from serve.wording import counted
@@ -75,8 +73,6 @@ def open_task(
     named = AUTO if settings.method == AUTO else faults.check(lambda: check_method_name(settings.method))
     for check in more_checks:
         faults.check(check)
-    if here:
-        faults.check(lambda: check_precision(here.precision, device_here(here.device)))
     faults.check(lambda: check_trackers(settings.trackers))
     columns = columns_of(settings)
     splits, outside, answers = _data(settings, task, columns, faults) if task else (None, None, None)

@@ -19,16 +19,14 @@ from typing import Any
 
 from compress import distributed
 from compress.progress import Notify, message, silent
+from compress.training.metrics import METRICS, TENSORBOARD
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
 from serve.files import disk_errors_reported, lock_at, replacing
 from serve.wording import counted
 
 STATE = "stage.json"
-# Written by `compress.training.loop` and `compress.training.trackers`; kept when the training's checkpoints are removed.
-METRICS = "metrics.jsonl"
-TENSORBOARD = "tensorboard"
-TRAINING = "training"  # checkpoints of a stage under way
+TRAINING = "training"  # checkpoints of a stage under way; its METRICS and TENSORBOARD are kept when it is removed
 OURS = "made-by-stillroom"  # an empty file that marks a folder of stages
 LOCK = "lock"
 SCRATCH = "scratch"
@@ -80,7 +78,7 @@ class Workdir:
             BadInput: it is, but its files are damaged.
         """
         done = self.root / name
-        if _read_state(done).get("fingerprint") != fingerprint:
+        if _read_json(done / STATE).get("fingerprint") != fingerprint:
             return False
         if distributed.main() and name not in self._whole:
             if fault := _damage_in(done):
@@ -116,16 +114,16 @@ class Workdir:
             distributed.copy_folder(self._before)
         self._before = done
         if finished:
-            self.seconds[name] = float(_read_state(done)["seconds"])
+            self.seconds[name] = float(_read_json(done / STATE)["seconds"])
             return done
-        if _read_state(partial).get("fingerprint") != fingerprint:
+        if _read_json(partial / STATE).get("fingerprint") != fingerprint:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
-            _write_state(partial, {"fingerprint": fingerprint, "seconds": 0.0})
+            _write_json(partial / STATE, {"fingerprint": fingerprint, "seconds": 0.0})
         if (partial / TRAINING / CHECKPOINT).is_file():
             step = progress_in(partial / TRAINING / CHECKPOINT).step
             message(self.notify, f"  {name} goes on from step {step}, its last checkpoint")
-        before = float(_read_state(partial)["seconds"])
+        before = float(_read_json(partial / STATE)["seconds"])
         started = time.monotonic()
         try:
             with disk_errors_reported(partial):
@@ -134,7 +132,7 @@ class Workdir:
             self.seconds[name] = before + time.monotonic() - started
             if partial.is_dir():
                 with suppress(OSError):  # a failure to save the seconds must not hide the stage's own error
-                    _write_state(partial, {"fingerprint": fingerprint, "seconds": self.seconds[name]})
+                    _write_json(partial / STATE, {"fingerprint": fingerprint, "seconds": self.seconds[name]})
         metrics = partial / TRAINING / METRICS
         if metrics.is_file() and (metrics.stat().st_size or not (partial / METRICS).is_file()):
             metrics.replace(partial / METRICS)
@@ -335,14 +333,6 @@ def _damage_in(folder: Path) -> str:
         except BadInput as error:
             return error.message.partition(". ")[0]  # without the remedy, which the caller states
     return ""
-
-
-def _read_state(folder: Path) -> dict[str, Any]:
-    return _read_json(folder / STATE)
-
-
-def _write_state(folder: Path, state: dict[str, object]) -> None:
-    _write_json(folder / STATE, state)
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from compress import distributed
 from compress.data.carry_words import WordAnswer, added_up, carry_words
 from compress.data.encoded import Encoded
 from compress.data.examples import Example, number_of
-from compress.data.task import Task
 from compress.data.teacher_labels import word_logits
 from compress.evaluation.predictions import shared_row_logits
 from compress.models.pretrained import load, open_model
@@ -30,6 +30,7 @@ from serve.text.spans import words
 # Texts whose soft labels are saved at once: the most work that a kill during labelling loses.
 SHARD_TEXTS = 4_096
 LOGITS, CONFIDENCE = "logits.npy", "confidence.json"
+TRIAL = "trial.json"  # of a short training that tries one share of the soft labels
 
 
 def fold_of(examples: Sequence[Example], folds: int, seed: int) -> np.ndarray:
@@ -77,9 +78,12 @@ def make_soft_labels(folder: Path, inputs: TaskInputs, teacher: Path, fold_teach
                 for i, rows in zip(mine, found or (), strict=found is not None):
                     whole[i] = rows
 
+        def opened(folder: Path) -> Any:
+            return load(open_model(str(folder)), inputs.task).to(device_here(inputs.settings.device))
+
         for fold, labeller in enumerate(fold_teachers):
-            label(f"fold-{fold}-", _open(labeller, inputs), np.flatnonzero(folds_of == fold).tolist())
-        model = _open(teacher, inputs)
+            label(f"fold-{fold}-", opened(labeller), np.flatnonzero(folds_of == fold).tolist())
+        model = opened(teacher)
         label("", model, range(len(inputs.train) if fold_teachers else 0, len(texts)))
         on_train = shared_row_logits(model, inputs.train) if fold_teachers else whole[: len(inputs.train)]
         on_validation = shared_row_logits(model, inputs.validation)
@@ -88,11 +92,7 @@ def make_soft_labels(folder: Path, inputs: TaskInputs, teacher: Path, fold_teach
     known = {"train": on_train, "validation": on_validation}
     if fold_teachers:
         known["train_out_of_fold"] = whole[: len(inputs.train)]
-    sure = _sure(inputs.task, known)
-    for line in in_words(sure):
-        message(inputs.notify, f"  {line}")
-    (folder / CONFIDENCE).write_bytes(canonical_json(sure))
-    np.save(folder / LOGITS, np.concatenate(whole), allow_pickle=False)
+    _save(folder, inputs, whole, known)
 
 
 def save_answers(folder: Path, inputs: TaskInputs) -> None:
@@ -104,18 +104,26 @@ def save_answers(folder: Path, inputs: TaskInputs) -> None:
         logits for logits in inputs.answers.logits(inputs.validation, inputs.splits.validation) if logits is not None
     ]
     known = {"train": soft[: len(inputs.train)]} | ({"validation": there} if there else {})
-    sure = _sure(inputs.task, known)
+    _save(folder, inputs, soft, known)
+
+
+def _save(
+    folder: Path, inputs: TaskInputs, soft: Sequence[np.ndarray], known: Mapping[str, Sequence[np.ndarray]]
+) -> None:
+    """Save the soft labels of all texts, and the confidence in the logits `known` of each split's texts, which is reported too.
+
+    There is none in numbers, which come without, and in places of answers.
+    """
+    task = inputs.task
+    sure = (
+        {split: confidence(rows, multi_label=task.multi_label) for split, rows in known.items()}
+        if task.names_labels
+        else {}
+    )
     for line in in_words(sure):
         message(inputs.notify, f"  {line}")
     (folder / CONFIDENCE).write_bytes(canonical_json(sure))
     np.save(folder / LOGITS, np.concatenate(soft), allow_pickle=False)
-
-
-def _sure(task: Task, logits: Mapping[str, Sequence[np.ndarray]]) -> dict[str, float]:
-    """The `confidence` in the logits of each split's texts; none in numbers, which come without, and in places of answers."""
-    if not task.names_labels:
-        return {}
-    return {split: confidence(rows, multi_label=task.multi_label) for split, rows in logits.items()}
 
 
 def confidence(logits: Sequence[np.ndarray], *, multi_label: bool) -> float:
@@ -154,6 +162,30 @@ def read_confidence(folder: Path) -> dict[str, float]:
     return found
 
 
+@dataclass(frozen=True)
+class SoftLabels:
+    """The soft labels that a student learns, and their share of its loss."""
+
+    folder: Path
+    weight: float
+    tried: dict[float, float] = field(default_factory=dict)  # by share: the best validation score of a short training
+
+    @property
+    def lineage(self) -> dict[str, Any]:
+        """As a student's lineage and the report tell of them."""
+        tried = [{"share": weight, "validation": reached} for weight, reached in self.tried.items()]
+        return {"share": self.weight, "tried": tried, "teacher_confidence": read_confidence(self.folder)}
+
+
+def chosen_share(folder: Path, trials: Mapping[float, Path]) -> SoftLabels:
+    """The soft labels in `folder` with the share whose trial was best on validation; of equal ones the largest share."""
+    tried = {
+        weight: float(json.loads((trial / TRIAL).read_text(encoding="utf-8"))["validation"])
+        for weight, trial in trials.items()
+    }
+    return SoftLabels(folder, max(tried, key=lambda weight: (tried[weight], weight)), tried)
+
+
 def read_soft_labels(folder: Path, inputs: TaskInputs) -> list[np.ndarray]:
     """The teacher's logits of each text's rows, as `make_soft_labels` saved them. ValueError if the texts have other rows."""
     texts = inputs.labelled_as or inputs.soft_labelled
@@ -184,10 +216,6 @@ def _carried(theirs: Encoded, ours: Encoded, index: int, logits: np.ndarray) -> 
     carried = carry_words(places, answers)
     assert carried is not None  # trimmed tokens are smaller, so they do not reach further into a text
     return word_logits(carried, ours.labels)
-
-
-def _open(teacher: Path, inputs: TaskInputs) -> Any:
-    return load(open_model(str(teacher)), inputs.task).to(device_here(inputs.settings.device))
 
 
 def _shard(file: Path, texts: Encoded, model: Any, advance: Callable[[int], None]) -> list[np.ndarray] | None:

@@ -1,16 +1,22 @@
 """A run as a list of stages, and the runner that makes those that are not finished.
 
 A stage names what it is made of, what it costs and the function that makes it. Fingerprints, resuming and estimates follow from the list.
+Several processes have the same code, models, data and settings, which is checked before any of them trains.
 """
 
+import dataclasses
 import hashlib
+import platform
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import compress
+from compress import distributed
 from compress.data.examples import Example, examples_fingerprint
+from compress.peers import Place
 from compress.progress import message
 from compress.runs.hardware import device_here
 from compress.runs.resumable_stages import Workdir
@@ -18,6 +24,14 @@ from serve.bundle.manifest import canonical_json, sha256_file
 
 # Increase it when stages of an older version can no longer be reused.
 STAGE_FORMAT = 3
+LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
+# Settings in which processes may differ: paths, whose contents are compared, and what each decides for its machine.
+MAY_DIFFER = (
+    "teacher", "model", "start", "data", "corpus", "unlabelled", "teacher_labels", "keep_words_of", "promise_data", "teacher_cache", "out",
+    "threads", "trackers",
+)  # fmt: skip
+MUST_ALL_BE_GIVEN = ("teacher_cache", "keep_words_of")
+SHOWN = 60  # most characters of a value that a message names
 
 
 @dataclass(frozen=True)
@@ -142,3 +156,57 @@ def folder_fingerprint(folder: Path) -> str:
         f for f in folder.iterdir() if f.suffix in (".safetensors", ".json", ".txt", ".model") and f.is_file()
     )
     return ":".join(sha256_file(file) for file in files)
+
+
+def check_same_inputs(settings: Any, contents: Mapping[str, object]) -> None:
+    """Check that each process has the code, `settings` (a dataclass) and `contents` of the main one.
+
+    Args:
+        settings: those of the command, resolved for this machine.
+        contents: by the flag that names them, what was read: fingerprints, or anything that JSON can hold.
+
+    Raises:
+        BadInput: a process differs; the message names its node and every difference.
+    """
+    if distributed.count() == 1:
+        return
+    folder = Path(compress.__file__).parent.parent
+    code = sorted(
+        (str(file.relative_to(folder)), sha256_file(file))
+        for package in ("compress", "serve", "stillroom")
+        for file in (folder / package).rglob("*.py")
+    )
+
+    def digest(value: object) -> str:
+        return hashlib.sha256(canonical_json(value)).hexdigest()
+
+    own = {"stillroom": digest(code), "Python": platform.python_version()}
+    own |= {name: version(name) for name in LIBRARIES} | {name: digest(value) for name, value in contents.items()}
+    own |= {
+        f"--{name.replace('_', '-')}": str(value)
+        for name, value in dataclasses.asdict(settings).items()
+        if name not in MAY_DIFFER
+    }
+    # Where they are may differ, and not whether: with a cache, processes do other work together.
+    own |= {
+        f"--{name.replace('_', '-')}": "given" if getattr(settings, name, "") else "not given"
+        for name in MUST_ALL_BE_GIVEN
+    }
+
+    def refusal(place: Place, theirs: Mapping[str, str]) -> str:
+        apart = []
+        for name in own | dict(theirs):
+            here, there = own.get(name, "none"), theirs.get(name, "none")
+            if name in contents and here != there:
+                apart.append(f"the contents of {name}")
+            elif here != there:
+                told = f"{name} is {there[:SHOWN]} there and {here[:SHOWN]} in the main process"
+                apart.append("the code of stillroom" if name == "stillroom" else told)
+        if not apart:
+            return ""
+        return (
+            f"{str(place).capitalize()}, differs from the main process: {'; '.join(apart)}. All nodes need the same code, the same files "
+            "at the paths that are given, and the same settings. Make them the same and start again; nothing was trained."
+        )
+
+    distributed.agreed(own, refusal)

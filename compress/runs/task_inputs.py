@@ -28,6 +28,7 @@ from compress.runs.method_chain import (
     method_chain,
     teacher_pooling,
 )
+from compress.runs.stages import folder_fingerprint, texts_fingerprint
 from compress.settings import AUTO, LEAST_STEPS, LEAST_TUNING_STEPS, MOST_DISTILL_TOKENS, TaskSettings
 from compress.tasks import task_named
 from compress.training.stage import validation_interval
@@ -211,6 +212,20 @@ class TaskInputs:
     def validate_every(self, steps: int) -> int:
         """Steps between two validations of a training of `steps` on the task."""
         return validation_interval(steps, self.steps_per_epoch)
+
+    @property
+    def contents(self) -> dict[str, object]:
+        """What was read, by the flag that names it, as `compress.runs.stages.check_same_inputs` takes it."""
+        asked, role = self.answering, self.opened.role
+        return {
+            role: self.teacher_fingerprint,
+            **({asked.role: folder_fingerprint(asked.folder)} if asked else {}),
+            **({} if role == "--start" else {"--start": self.start_fingerprint or self.settings.start}),
+            "--data": [self.data_fingerprint, self.labels],
+            "--teacher-labels": self.answers.fingerprint if self.answers else "",
+            "--unlabelled": texts_fingerprint(self.unlabelled),
+            "--corpus": texts_fingerprint(self.corpus),
+        }
 
     @property
     def data_fingerprint(self) -> str:

@@ -1,8 +1,7 @@
 """The stages of training on a task: teacher, the student's start, undistilled and distilled student, and which ships."""
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,18 @@ from compress.data.sampler import language_counts
 from compress.evaluation.predictions import shared_row_logits
 from compress.methods.catalogue import LABELS, labels_and_soft_labels
 from compress.models import number_head
-from compress.models.initialise import RANDOM, is_checkpoint, open_start, starting_layers, student_of
+from compress.models.initialise import RANDOM, is_checkpoint, open_start, student_of
 from compress.models.pretrained import Opened, load, open_model
 from compress.progress import advancing, message
-from compress.runs.choice import method_name
 from compress.runs.hardware import device_here, stage_settings
-from compress.runs.lineage import loss_warnings, save_with_lineage
-from compress.runs.method_trainings import Labelled, MethodInputs, with_head
-from compress.runs.resumable_stages import TRAINING
-from compress.runs.soft_labels import fold_of, read_confidence, read_soft_labels
+from compress.runs.lineage import LINEAGE, loss_warnings, read_lineage, save_with_lineage
+from compress.runs.method_chain import layers_named
+from compress.runs.method_trainings import MethodInputs, with_head
+from compress.runs.resumable_stages import STATE, TRAINING
+from compress.runs.soft_labels import TRIAL, SoftLabels, fold_of, read_soft_labels
 from compress.runs.task_inputs import TaskInputs
 from compress.training.checkpoint import Progress
+from compress.training.metrics import METRICS, TENSORBOARD
 from compress.training.stage import train_on_task, validating
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
@@ -33,7 +33,6 @@ from serve.errors import BadInput
 # Shares of the soft labels in the loss of which one is chosen, where none is given; and the part of the student's steps that
 # each is tried for.
 SOFT_WEIGHTS, TRIAL_PART = (0.5, 0.9), 0.2
-TRIAL = "trial.json"
 # With fewer steps or validation texts, the error about a teacher no better than chance suggests more of these.
 FEW_STEPS, FEW_TEXTS = 200, 100
 
@@ -50,6 +49,12 @@ def with_new_head(opened: Opened, inputs: TaskInputs) -> Any:
     return model
 
 
+def model_with_head(inputs: TaskInputs) -> Any:
+    """The opened model with a head for the labels: its own, or a new one."""
+    torch.manual_seed(inputs.settings.seed)
+    return load(inputs.opened, inputs.task) if inputs.teacher_has_head else with_new_head(inputs.opened, inputs)
+
+
 def make_teacher(folder: Path, inputs: TaskInputs, steps: int) -> None:
     """Save the teacher with a head for the task: its own, or one fine-tuned until validation stops improving.
 
@@ -57,12 +62,8 @@ def make_teacher(folder: Path, inputs: TaskInputs, steps: int) -> None:
         BadInput: its validation score is not shown to be better than chance.
     """
     settings = inputs.settings
-    torch.manual_seed(settings.seed)
-    if inputs.teacher_has_head:
-        model = load(inputs.opened, inputs.task)
-        progress = Progress()
-    else:
-        model = with_new_head(inputs.opened, inputs)
+    model, progress = model_with_head(inputs), Progress()
+    if not inputs.teacher_has_head:
         progress = on_task(
             model, folder, inputs, steps, settings.teacher_learning_rate, "teacher", patience=settings.teacher_patience
         )
@@ -89,66 +90,31 @@ def make_start(folder: Path, inputs: TaskInputs, teacher: Path | None) -> None:
 
     Without a teacher to open, its parts are those of the checkpoint that was given; its head is new if that has none for the labels.
     """
-    if is_checkpoint(inputs.settings.start):
-        _start_from_checkpoint(folder, inputs)
+    start, opened = inputs.settings.start, inputs.opened
+    if is_checkpoint(start):
+        begun = open_start(start, opened)
+        torch.manual_seed(inputs.settings.seed)
+        student = with_new_head(begun, inputs)
+        origin = dict.fromkeys(("embeddings", "layers"), f"{begun.public_name}'s") | {"head": "new"}
+        save(student, folder, inputs, Progress(), {"role": "start", "student": str(inputs.shape), "origin": origin})
         return
-    model = load_stage(teacher, inputs) if teacher else _opened_model(inputs)
-    start, layers = inputs.settings.start, inputs.opened.config.num_hidden_layers
-    named = start not in ("spread", RANDOM)
     student, origin = student_of(
-        model,
-        inputs.opened.family,
+        load_stage(teacher, inputs) if teacher else model_with_head(inputs),
+        opened.family,
         inputs.shape,
         seed=inputs.settings.seed,
-        chosen=starting_layers(start, layers, inputs.shape.layers) if named else (),
+        chosen=layers_named(start, opened.config, inputs.shape),
         new_layers=start == RANDOM,
     )
     if origin["head"] == "new":
         number_head.start_head(student, inputs.train)
     if not teacher:
-        name = inputs.opened.public_name
+        name = opened.public_name
         origin = {
             part: of.replace("the teacher's", f"{name}'s").replace("teacher layers", f"layers of {name}:")
             for part, of in origin.items()
         } | ({} if inputs.teacher_has_head else {"head": "new"})
     save(student, folder, inputs, Progress(), {"role": "start", "student": str(inputs.shape), "origin": origin})
-
-
-def _opened_model(inputs: TaskInputs) -> Any:
-    """The model that was given, with a head for the labels: its own, or a new one."""
-    torch.manual_seed(inputs.settings.seed)
-    if inputs.teacher_has_head:
-        return load(inputs.opened, inputs.task)
-    return with_new_head(inputs.opened, inputs)
-
-
-def _start_from_checkpoint(folder: Path, inputs: TaskInputs) -> None:
-    opened = open_start(inputs.settings.start, inputs.opened)
-    torch.manual_seed(inputs.settings.seed)
-    student = with_new_head(opened, inputs)
-    origin = dict.fromkeys(("embeddings", "layers"), f"{opened.public_name}'s") | {"head": "new"}
-    save(student, folder, inputs, Progress(), {"role": "start", "student": str(inputs.shape), "origin": origin})
-
-
-def method_inputs(inputs: TaskInputs, teacher: Path, tokens: float) -> MethodInputs:
-    """What the stages of the method read: `tokens` of the plain text, and the task with its fine-tuned `teacher`."""
-    given = inputs.settings
-    labelled = Labelled(
-        inputs.task, inputs.train, inputs.validation, inputs.splits.validation, teacher, inputs.in_domain
-    )
-    return MethodInputs(
-        inputs.opened,
-        inputs.tokenizer,
-        inputs.pieces,
-        {"task": labelled},
-        given.batch,
-        stage_settings(given),
-        tokens,
-        start=given.start,
-        lineage={"data": inputs.data_fingerprint, "method": inputs.chain.method},
-        row_tokens=inputs.row_tokens,
-        notify=inputs.notify,
-    )
 
 
 def check_teacher(model: Any, inputs: TaskInputs, best_step: int) -> float:
@@ -158,40 +124,32 @@ def check_teacher(model: Any, inputs: TaskInputs, best_step: int) -> float:
         BadInput: the lower end of its score's interval does not exceed chance.
     """
     logits = shared_row_logits(model, inputs.validation)
-    return distributed.by_main(lambda: _checked_score(inputs, logits or [], best_step))
 
-
-def _checked_score(inputs: TaskInputs, logits: Sequence[np.ndarray], best_step: int) -> float:
-    """See `check_teacher`."""
-    task = inputs.task
-    gold = [task.gold_of(example) for example in inputs.splits.validation]
-    answers = task.predictions(inputs.validation, logits)
-    reached = task.metric.score(gold, answers)
-    blind = task.metric.chance(gold, answers, task.constant_predictions(inputs.validation))
-    message(
-        inputs.notify,
-        f"  teacher on validation: {inputs.metric} {reached}; chance is {blind:.4f}",
-    )
-    if inputs.teacher_has_head:
-        task.check_answers(inputs.opened.role + " " + inputs.opened.name, gold, answers)
-    if reached.low <= blind:
+    def checked() -> float:
+        task = inputs.task
+        gold = [task.gold_of(example) for example in inputs.splits.validation]
+        answers = task.predictions(inputs.validation, logits or [])
+        reached = task.metric.score(gold, answers)
+        blind = task.metric.chance(gold, answers, task.constant_predictions(inputs.validation))
+        message(inputs.notify, f"  teacher on validation: {inputs.metric} {reached}; chance is {blind:.4f}")
+        if inputs.teacher_has_head:
+            task.check_answers(inputs.opened.role + " " + inputs.opened.name, gold, answers)
+        if reached.low > blind:
+            return float(reached.value)
+        advice = "A student would learn nothing from it. Check labels and texts, or give a better teacher."
+        if best_step and best_step < FEW_STEPS:
+            advice = (
+                f"It was best after {best_step} steps of fine-tuning: give more --teacher-epochs, a smaller --batch or more labelled text. "
+                "If that does not help, check labels and texts."
+            )
+        elif len(gold) < FEW_TEXTS:
+            advice = "These are too few texts to show it: give a larger validation split. If that does not help, check labels and texts."
         raise BadInput(
             f"The teacher is not shown to be better than chance on this task: {inputs.metric} {reached} on {len(gold)} validation "
-            f"texts; {blind:.4f} is possible without reading the text. {_what_would_help(inputs, best_step)}"
+            f"texts; {blind:.4f} is possible without reading the text. {advice}"
         )
-    return float(reached.value)
 
-
-def _what_would_help(inputs: TaskInputs, steps: int) -> str:
-    """What to do about a teacher that is not shown to be better than chance."""
-    if steps and steps < FEW_STEPS:
-        return (
-            f"It was best after {steps} steps of fine-tuning: give more --teacher-epochs, a smaller --batch or more labelled text. "
-            "If that does not help, check labels and texts."
-        )
-    if len(inputs.splits.validation) < FEW_TEXTS:
-        return "These are too few texts to show it: give a larger validation split. If that does not help, check labels and texts."
-    return "A student would learn nothing from it. Check labels and texts, or give a better teacher."
+    return distributed.by_main(checked)
 
 
 def make_undistilled(folder: Path, inputs: TaskInputs, start: Path, steps: int) -> None:
@@ -200,21 +158,6 @@ def make_undistilled(folder: Path, inputs: TaskInputs, start: Path, steps: int) 
     rate = inputs.settings.student_learning_rate
     progress = on_task(model, folder, inputs, steps, rate, "student on labels alone")
     save(model, folder, inputs, progress, {"role": "undistilled", "method": "labels"})
-
-
-@dataclass(frozen=True)
-class SoftLabels:
-    """The soft labels that a student learns, and their share of its loss."""
-
-    folder: Path
-    weight: float
-    tried: dict[float, float] = field(default_factory=dict)  # by share: the best validation score of a short training
-
-    @property
-    def lineage(self) -> dict[str, Any]:
-        """As a student's lineage and the report tell of them."""
-        tried = [{"share": weight, "validation": reached} for weight, reached in self.tried.items()]
-        return {"share": self.weight, "tried": tried, "teacher_confidence": read_confidence(self.folder)}
 
 
 def trial_steps(steps: int) -> int:
@@ -231,15 +174,6 @@ def make_trial(
     reached = max(value for _, value in progress.validation)
     message(inputs.notify, f"  share {soft.weight:g}: {inputs.metric} {reached:.4f} on validation")
     (folder / TRIAL).write_bytes(canonical_json({"validation": reached}))
-
-
-def chosen_share(folder: Path, trials: Mapping[float, Path]) -> SoftLabels:
-    """The soft labels in `folder` with the share whose trial was best on validation; of equal ones the largest share."""
-    tried = {
-        weight: float(json.loads((trial / TRIAL).read_text(encoding="utf-8"))["validation"])
-        for weight, trial in trials.items()
-    }
-    return SoftLabels(folder, max(tried, key=lambda weight: (tried[weight], weight)), tried)
 
 
 def make_distilled(
@@ -337,3 +271,76 @@ def save(model: Any, folder: Path, inputs: TaskInputs, progress: Progress, detai
         "best_step": progress.best_step,
     }
     save_with_lineage(model, inputs.opened, folder, lineage, inputs.tokens_of)
+
+
+def method_name(inputs: TaskInputs) -> str:
+    """The method as reports name it: with what follows it on the task."""
+    chain = inputs.chain
+    return chain.method if chain.ends_on_task else f"{chain.method}, then {inputs.settings.then}"
+
+
+def best_on_validation(folder: Path) -> float:
+    """The best validation score of the training in `folder`."""
+    return max(float(value) for _, value in read_lineage(folder)["validation"])
+
+
+def teacher_score(inputs: TaskInputs, folder: Path | None) -> float | None:
+    """The validation score of the teacher in `folder`, or without one of the answers of `inputs`, if they are to all of its texts."""
+    if folder:
+        return float(read_lineage(folder)["on_validation"])
+    answered = inputs.answered
+    return (
+        float(answered.on_validation.value)
+        if answered and answered.whole_validation and answered.on_validation
+        else None
+    )
+
+
+def make_choice(
+    folder: Path, inputs: TaskInputs, teacher: Path | None, distilled: Path | None, undistilled: Path | None
+) -> None:
+    """Copy the student that ships: of those that were trained, the best on validation.
+
+    Labels alone ship only where they are better: a student that learned as much from its teacher may carry more of it. `teacher` is
+    None where the teacher is a file of answers. The lineage gets why that student ships, and the best validation scores that decided it,
+    None for what was not trained.
+    """
+    learned = best_on_validation(distilled) if distilled else None
+    control = best_on_validation(undistilled) if undistilled else None
+    labels = control is not None and (learned is None or control > learned)
+    source = undistilled if labels else distilled
+    assert source
+    method, metric, theirs = method_name(inputs), inputs.metric, teacher_score(inputs, teacher)
+    if control is None:
+        why = f"No student was trained on labels alone (--no-undistilled), so nothing shows what {method} is worth."
+    elif learned is None and method == "labels":
+        why = f"The student was trained on labels alone, as --method labels asks: {metric} {control:.4f} on validation."
+    elif learned is None:
+        why = (
+            f"Labels alone ship: on validation they reached {metric} {control:.4f} and the teacher {theirs:.4f}, so the student was not "
+            f"distilled by {method}."
+        )
+    else:
+        ships = "labels alone ship" if labels else f"the student of {method} ships"
+        why = f"On validation {method} reached {metric} {learned:.4f} and labels alone {control:.4f}: {ships}."
+    shutil.copytree(
+        source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(STATE, METRICS, TENSORBOARD, TRAINING)
+    )
+    shipped = "labels" if labels else method
+    lineage = read_lineage(source) | {
+        "role": "student",
+        "method": shipped,
+        "choice": {
+            "method": shipped,
+            "why": why,
+            "teacher": theirs,
+            "distilled": learned,
+            "undistilled": control,
+            "soft_labels": read_lineage(distilled).get("soft_labels")
+            if distilled
+            else None,  # see `SoftLabels.lineage`
+        },
+        "metric": metric,
+        "validation_texts": len(inputs.splits.validation),
+    }
+    (folder / LINEAGE).write_bytes(canonical_json(lineage))

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from compress.data.examples import SPLITS
+from serve.bundle.manifest import kinds_of
 from serve.wording import counted
 
 if TYPE_CHECKING:
@@ -25,12 +26,7 @@ def understood(inputs: "TaskInputs", steps: Mapping[str, int] | None = None) -> 
     theirs = list(task.answer_labels(own)) if own else []
     found: dict[str, Any] = {
         "task": task.name,
-        "kind": task.serving.answer_kind(
-            inputs.labels,
-            multi_label=splits.multi_label,
-            relations=splits.relations,
-            pairs=splits.pairs,
-        ),
+        "kind": task.serving.answer_kind(inputs.labels, kinds_of(splits)),
         "metric": inputs.metric,
         "rows": {name: len(getattr(splits, name)) for name in SPLITS},
         "validation_held_out": splits.held_out,

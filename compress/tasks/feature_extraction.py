@@ -26,12 +26,10 @@ class FeatureExtraction(Task):
     columns = ("text",)
     metric = SIMILARITY
     head = None
-    names_labels = False
     share_of_rows = False
     gives = "similarities"
 
     def needed_columns(self, columns: Columns, names: Container[str]) -> list[str]:
-        """The text."""
         return ["text"]
 
     def example_of(self, row: dict[str, Any], columns: Columns) -> Example:
@@ -39,11 +37,9 @@ class FeatureExtraction(Task):
         raise ValueError(NO_LABELS)
 
     def labels_in(self, examples: Iterable[Example]) -> tuple[str, ...]:
-        """None."""
         return ()
 
     def label_counts(self, examples: Iterable[Example]) -> Counter[str]:
-        """None."""
         return Counter()
 
     def encode(self, examples: Sequence[Example], tokenizer: Tokenizer, labels: Sequence[str]) -> Encoded:
@@ -55,11 +51,9 @@ class FeatureExtraction(Task):
         raise ValueError(NO_LABELS)
 
     def predictions(self, encoded: Encoded, logits: Sequence[np.ndarray]) -> list[Prediction]:
-        """The vectors."""
         return [rows[0] for rows in logits]
 
     def prediction_of(self, answer: Mapping[str, Any], example: Example) -> Prediction:
-        """The vector of an answer."""
         return np.asarray(answer["embedding"], dtype=np.float32)
 
     def constant_predictions(self, encoded: Encoded) -> Iterator[list[Prediction]]:
@@ -67,7 +61,6 @@ class FeatureExtraction(Task):
         return iter(())
 
     def distance(self, expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> tuple[float, float]:
-        """See `vector_distance`."""
         return vector_distance(np.concatenate(expected), np.concatenate(actual))  # type: ignore[arg-type]
 
     def answers_changed(self, expected: Answers, actual: Answers) -> int:
@@ -76,7 +69,6 @@ class FeatureExtraction(Task):
         return int((theirs != ours).any(axis=-1).sum())
 
     def nothing_found(self, texts: str) -> str:
-        """See `Task.nothing_found`."""
         return (
             f"ranks no similarities of {texts}. These are too few (half of --texts checks), or all get the same vector"
         )

@@ -14,9 +14,8 @@ from compress.data.examples import Example, Splits
 from compress.data.rows import question_example
 from compress.data.task import Task
 from compress.data.text_checks import lost_answers
-from compress.evaluation.logits import span_distance
 from compress.evaluation.metrics import Acceptable, Prediction
-from compress.evaluation.questions import ANSWER_F1, best_answer_from, given, said_of
+from compress.evaluation.questions import ANSWER_F1, best_answer_from, given, said_of, span_distance
 from compress.models.heads import SPANS
 from serve.errors import BadInput
 from serve.text.labels import SPAN_ENDS
@@ -34,10 +33,8 @@ class QuestionAnswering(Task):
     columns = ("question", "context", "answers")
     metric = ANSWER_F1
     head = SPANS
-    names_labels = False
     gives = "places of answers"
     has_contexts = True
-    per_token = True
     table_fault = "is a table, whose cells cannot hold answers; save it as JSON lines, parquet or SQuAD's JSON"
 
     def needed_columns(self, columns: Columns, names: Container[str]) -> list[str]:
@@ -45,7 +42,6 @@ class QuestionAnswering(Task):
         return [*self.columns]
 
     def example_of(self, row: dict[str, Any], columns: Columns) -> Example:
-        """See `question_example`."""
         return question_example(row, columns, self)
 
     def labels_in(self, examples: Iterable[Example]) -> tuple[str, ...]:
@@ -62,7 +58,6 @@ class QuestionAnswering(Task):
             raise BadInput("No question of train has an answer; at least 1 is needed. Add questions with answers.")
 
     def text_warnings(self, encoded: Encoded, examples: Sequence[Example], where: str) -> list[str]:
-        """See `lost_answers`."""
         return lost_answers(encoded, examples, where)
 
     def encode(self, examples: Sequence[Example], tokenizer: Tokenizer, labels: Sequence[str]) -> Encoded:
@@ -118,11 +113,9 @@ class QuestionAnswering(Task):
         return replace(encoded, answer_from=best_answer_from(right, said_of(encoded, logits)))
 
     def distance(self, expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> tuple[float, float]:
-        """See `span_distance`."""
         return span_distance(expected, actual)
 
     def nothing_found(self, texts: str) -> str:
-        """See `Task.nothing_found`."""
         return f"answers none of {texts} with a right word. It was trained too little, or on other questions"
 
 

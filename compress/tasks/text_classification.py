@@ -16,11 +16,9 @@ from compress.data.label_checks import spelling_warnings
 from compress.data.rows import check_labelled, labels_of, unlabelled_example
 from compress.data.task import Task
 from compress.data.teacher_labels import LEAST, class_logits
-from compress.evaluation.logits import distance
-from compress.evaluation.metrics import ACCURACY, MICRO_F1, Metric, Prediction
+from compress.evaluation.metrics import ACCURACY, MICRO_F1, Metric, Prediction, distance
 from compress.models.heads import CLASSES
-from compress.tasks.labels import certain, name_faults, written
-from compress.tasks.replies import known
+from compress.tasks.labels import certain, known, name_faults, written
 from serve.errors import BadInput
 from serve.text.answers import softmax
 from serve.text.labels import MULTI_LABEL, applies
@@ -58,7 +56,6 @@ class TextClassification(Task):
         return MULTI_LABEL if self.multi_label else None
 
     def with_multi_label(self, multi_label: bool) -> Task:
-        """See `Task.with_multi_label`."""
         return replace(self, multi_label=multi_label)
 
     def needed_columns(self, columns: Columns, names: Container[str]) -> list[str]:
@@ -73,15 +70,12 @@ class TextClassification(Task):
         return replace(example, label=labels_of(row[columns.label], columns.label))
 
     def teacher_answer(self, row: dict[str, Any], example: Example, columns: Columns) -> Answer | None:
-        """See `class_answer`."""
         return class_answer(row, example, columns)
 
     def teacher_logits(self, answer: Answer, encoded: Encoded, index: int) -> np.ndarray | None:
-        """See `class_logits`."""
         return class_logits(answer, encoded.labels, multi_label=self.multi_label)
 
     def certain_logits(self, encoded: Encoded, index: int) -> np.ndarray:
-        """See `Task.certain_logits`."""
         targets = encoded.targets[index]
         if self.multi_label:
             sure = np.float32(np.log(1 - LEAST) - np.log(LEAST))
@@ -109,7 +103,6 @@ class TextClassification(Task):
             raise BadInput(f"train has only the class {names[0]!r}; at least 2 are needed. Add texts of another class.")
 
     def label_warnings(self, examples: Sequence[Example]) -> list[str]:
-        """See `spelling_warnings`."""
         return spelling_warnings(examples, self.label_counts(examples))
 
     def encode(self, examples: Sequence[Example], tokenizer: Tokenizer, labels: Sequence[str]) -> Encoded:
@@ -135,7 +128,6 @@ class TextClassification(Task):
         return [encoded.labels[int(rows[0].argmax())] for rows in logits]
 
     def prediction_of(self, answer: Mapping[str, Any], example: Example) -> Prediction:
-        """The labels of an answer."""
         labels = answer["labels"]
         return frozenset(each["label"] for each in labels) if self.multi_label else str(labels[0]["label"])
 
@@ -155,7 +147,6 @@ class TextClassification(Task):
             yield [frozenset(often[:size])] * len(encoded)
 
     def distance(self, expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> tuple[float, float]:
-        """See `compress.evaluation.logits.distance`."""
         return distance(np.concatenate(expected), np.concatenate(actual), multi_label=self.multi_label)
 
     def instructions(self) -> str:
@@ -172,7 +163,6 @@ class TextClassification(Task):
         return {"label": known(label, labels)}
 
     def written_answer(self, encoded: Encoded, index: int, logits: np.ndarray) -> dict[str, Any]:
-        """The probability of each label."""
         probabilities = 1 / (1 + np.exp(-logits[0])) if self.multi_label else softmax(logits)[0]
         return {"labels": written(probabilities, encoded.labels)}
 

@@ -15,9 +15,8 @@ from compress.data.examples import Example, Splits, number_of
 from compress.data.fields import number_in
 from compress.data.rows import check_labelled, texts_of
 from compress.data.task import Task
-from compress.evaluation.logits import number_distance
 from compress.evaluation.metrics import Answers, Prediction
-from compress.evaluation.numbers import PEARSON, as_numbers, check_unit, distinguishable
+from compress.evaluation.numbers import PEARSON, as_numbers, check_unit, distinguishable, number_distance
 from compress.models.heads import NUMBER as NUMBER_HEAD
 from serve.errors import BadInput
 from serve.text.answers import NUMBER_DIGITS
@@ -36,7 +35,6 @@ class TextRegression(Task):
     metric = PEARSON
     head = NUMBER_HEAD
     problem_type = REGRESSION
-    names_labels = False
     share_of_rows = False
     gives = "numbers"
     answer_fields = "label"
@@ -70,7 +68,6 @@ class TextRegression(Task):
         return NUMBER
 
     def label_counts(self, examples: Iterable[Example]) -> Counter[str]:
-        """None."""
         return Counter()
 
     def check_train(self, splits: Splits) -> None:
@@ -99,7 +96,6 @@ class TextRegression(Task):
         )
 
     def unit_of(self, encoded: Encoded) -> "Unit | None":
-        """See `compress.models.number_head`."""
         from compress.models.number_head import unit_of
 
         return unit_of(encoded)
@@ -109,11 +105,9 @@ class TextRegression(Task):
         return number_of(example)
 
     def predictions(self, encoded: Encoded, logits: Sequence[np.ndarray]) -> list[Prediction]:
-        """The numbers."""
         return [float(rows[0, 0]) for rows in logits]
 
     def prediction_of(self, answer: Mapping[str, Any], example: Example) -> Prediction:
-        """The number of an answer."""
         return float(answer["score"])
 
     def constant_predictions(self, encoded: Encoded) -> Iterator[list[Prediction]]:
@@ -121,11 +115,9 @@ class TextRegression(Task):
         yield [0.0] * len(encoded)
 
     def check_answers(self, named: str, gold: Answers, said: Answers) -> None:
-        """See `check_unit`."""
         check_unit(named, gold, said)
 
     def distance(self, expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> tuple[float, float]:
-        """See `number_distance`."""
         return number_distance(np.concatenate(expected)[:, 0], np.concatenate(actual)[:, 0])
 
     def answers_changed(self, expected: Answers, actual: Answers) -> int:
@@ -133,9 +125,7 @@ class TextRegression(Task):
         return int(distinguishable(as_numbers(expected), as_numbers(actual)).sum())
 
     def nothing_found(self, texts: str) -> str:
-        """See `Task.nothing_found`."""
         return f"gives {texts} numbers that do not rise with theirs. It was trained too little, or on another task"
 
     def written_answer(self, encoded: Encoded, index: int, logits: np.ndarray) -> dict[str, Any]:
-        """The number."""
         return {"label": float(f"{logits[0, 0]:.{NUMBER_DIGITS}g}")}

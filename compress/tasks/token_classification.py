@@ -18,12 +18,9 @@ from compress.data.tags import tags_fault
 from compress.data.task import Task
 from compress.data.teacher_labels import entity_logits
 from compress.data.text_checks import inside_words
-from compress.evaluation.entities import scored_spans, widened
-from compress.evaluation.logits import distance
-from compress.evaluation.metrics import ENTITY_F1, Prediction
+from compress.evaluation.metrics import ENTITY_F1, Prediction, distance, scored_spans, widened
 from compress.models.heads import TOKENS
-from compress.tasks.labels import certain, name_faults, written
-from compress.tasks.replies import entities_in
+from compress.tasks.labels import certain, entities_in, name_faults, written
 from serve.errors import BadInput
 from serve.text.answers import softmax
 from serve.text.labels import bio_tags, entity_labels, split_tag, with_prefixes
@@ -45,7 +42,6 @@ class TokenClassification(Task):
     metric = ENTITY_F1
     head = TOKENS
     labels_words = True
-    per_token = True
     table_fault = "is a table, whose cells cannot hold tags or entities; save it as JSON lines, parquet or .conll"
     answer_fields = "entities or words"
 
@@ -56,19 +52,15 @@ class TokenClassification(Task):
         return ["tokens", "tags"]
 
     def example_of(self, row: dict[str, Any], columns: Columns) -> Example:
-        """See `entities_example`."""
         return entities_example(row, columns, self)
 
     def teacher_answer(self, row: dict[str, Any], example: Example, columns: Columns) -> Answer | None:
-        """See `entities_answer`."""
         return entities_answer(row, example, columns)
 
     def teacher_logits(self, answer: Answer, encoded: Encoded, index: int) -> np.ndarray | None:
-        """See `entity_logits`."""
         return entity_logits(answer, encoded, index)
 
     def certain_logits(self, encoded: Encoded, index: int) -> np.ndarray:
-        """See `certain`."""
         return certain(encoded.targets[index], len(encoded.labels))
 
     def labels_in(self, examples: Iterable[Example]) -> tuple[str, ...]:
@@ -103,12 +95,10 @@ class TokenClassification(Task):
             raise BadInput("No text of train has an entity; at least 1 is needed. Label entities in some texts.")
 
     def label_warnings(self, examples: Sequence[Example]) -> list[str]:
-        """See `spelling_warnings`."""
         counts = self.label_counts(examples)
         return spelling_warnings(examples, counts, prefix_warnings(counts))
 
     def text_warnings(self, encoded: Encoded, examples: Sequence[Example], where: str) -> list[str]:
-        """See `inside_words`."""
         return inside_words(encoded, examples, where)
 
     def encode(self, examples: Sequence[Example], tokenizer: Tokenizer, labels: Sequence[str]) -> Encoded:
@@ -124,7 +114,6 @@ class TokenClassification(Task):
         return encoded_rows(self, examples, tokenizer, labels, encodings, rows, targets)
 
     def gold_of(self, example: Example) -> Prediction:
-        """The entities."""
         return frozenset((entity.start, entity.end, entity.label) for entity in example.entities or ())
 
     def predictions(self, encoded: Encoded, logits: Sequence[np.ndarray]) -> list[Prediction]:
@@ -149,11 +138,9 @@ class TokenClassification(Task):
                 yield self.predictions(encoded, [np.repeat(always, len(rows), axis=0) for rows in encoded.rows])
 
     def distance(self, expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> tuple[float, float]:
-        """See `compress.evaluation.logits.distance`."""
         return distance(np.concatenate(expected), np.concatenate(actual), multi_label=False)
 
     def instructions(self) -> str:
-        """To find entities."""
         return INSTRUCTIONS
 
     def read_reply(self, reply: dict[str, Any], example: Example, labels: Sequence[str]) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""One training: the loop, checkpoints, prefetching of batches, trackers and checks of the loss."""
+"""One training: the loop, checkpoints, metrics and trackers and checks of the loss."""

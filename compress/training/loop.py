@@ -8,14 +8,13 @@ The batch of a step does not depend on how many processes train. Each process ta
 weighted by the part of the batch that the share holds, so the gradients of all shares add up to that of the whole batch.
 """
 
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,14 +35,11 @@ from compress.training.checkpoint import (
     share_checkpoint,
     write_safetensors,
 )
-from compress.training.prefetch import Prefetcher
-from compress.training.trackers import Trackers
+from compress.training.metrics import Metrics, Prefetcher
 from serve.errors import BadInput
-from serve.files import disk_errors_reported, replacing
 
 CHECKPOINT = "checkpoint.safetensors"
 BEST = "best.safetensors"
-METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True)
@@ -59,11 +55,9 @@ class Diverged(BadInput):
     """The loss is not finite."""
 
 
-class Report(Protocol):
-    """Called with steps done, steps in all, the loss, and tokens per second where they are counted: after each step, or on a GPU
-    once the next step has begun, whose tokens are then counted too."""
-
-    def __call__(self, done: int, steps: int, loss: float, tokens_per_s: float | None) -> None: ...  # noqa: D102 - see the class
+# Called with steps done, steps in all, the loss, and tokens per second where they are counted: after each step, or on a GPU once the next
+# step has begun, whose tokens are then counted too.
+Report = Callable[[int, int, float, float | None], None]
 
 
 def train(
@@ -118,12 +112,15 @@ def train(
     progress = share_checkpoint(progress, model, optimizer, scaler)
     settings = {"steps": schedule.steps, "learning_rate": schedule.learning_rate, "seed": seed, "precision": precision}
     # No `Accelerator.prepare`: gradients are summed here, and unwrapped models keep their names in checkpoints.
-    with closing(
-        Metrics(folder, progress.step, Trackers(trackers if distributed.main() else (), folder, settings), batches)
-    ) as metrics:
+    with closing(Metrics(folder, progress.step, trackers, settings, batches)) as metrics:
 
         def look(step: int, terms: dict[str, Tensor]) -> tuple[int, float, float | None]:
-            value, speed = _finite(terms, step), metrics.speed()
+            value, speed = total(terms).item(), metrics.speed()
+            if not math.isfinite(value):
+                apart = ", ".join(f"{name} {term.item():.4g}" for name, term in terms.items())
+                raise Diverged(
+                    f"The loss became {value} at step {step} ({apart}); training cannot continue. Give a lower learning rate."
+                )
             if step == schedule.steps or step % max(1, schedule.steps // 200) == 0:
                 progress.loss.append((step, value))
                 metrics.write(step, value, terms, schedule.rate(step - 1), speed)
@@ -135,8 +132,9 @@ def train(
         while progress.step < schedule.steps and not progress.stopped:
             for group in optimizer.param_groups:
                 group["lr"] = schedule.rate(progress.step)
-            terms = _gradients(model, loss_at, progress.step, seed, accumulate, precision, scaler)
-            _move(model, optimizer, scaler, schedule.clip_norm)
+            terms = _step(
+                model, loss_at, progress.step, seed, accumulate, precision, scaler, optimizer, schedule.clip_norm
+            )
             progress.step += 1
             unseen.append((progress.step, terms))
             last = progress.step == schedule.steps
@@ -175,67 +173,6 @@ def device_of_process(device: str = "auto") -> torch.device:
     return found
 
 
-class Metrics:
-    """The metrics of a training: a file with a JSON line for each reported step, and trackers.
-
-    Lines of steps after `step` are removed from the file. With several processes only the main one writes.
-    """
-
-    def __init__(self, folder: Path, step: int, trackers: Trackers, batches: Prefetcher | None) -> None:
-        self.file = folder / METRICS
-        self.trackers = trackers
-        self.batches = batches
-        self.started = time.monotonic()
-        if not distributed.main():
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        lines = self.file.read_text(encoding="utf-8").splitlines(keepends=True) if self.file.is_file() else []
-        # A kill may leave half a line, and lines of steps that are trained again.
-        kept = [line for line in lines if line.endswith("}\n") and json.loads(line)["step"] <= step]
-        with disk_errors_reported(self.file), replacing(self.file, alone=True) as beside:
-            beside.write_text("".join(kept), encoding="utf-8")
-
-    def speed(self) -> dict[str, float]:
-        """Averages over all steps since training started or resumed; empty without `batches`.
-
-        `tokens_per_s` counts real tokens, `padded_share` is padding's share of the tokens computed, `waiting_share` the share
-        of time spent waiting for batches.
-        """
-        if self.batches is None:
-            return {}
-        seconds = time.monotonic() - self.started
-        return {
-            "tokens_per_s": self.batches.tokens / seconds,
-            "padded_share": 1 - self.batches.tokens / max(1, self.batches.positions),
-            "waiting_share": self.batches.waited_s / seconds,
-        }
-
-    def write(
-        self, step: int, loss: float, terms: dict[str, Tensor], learning_rate: float, speed: dict[str, float]
-    ) -> None:
-        """Add the line of one step.
-
-        Raises:
-            BadInput: the disk is full.
-        """
-        if not distributed.main():
-            return
-        line = {
-            "step": step,
-            "loss": loss,
-            "terms": {name: term.item() for name, term in terms.items()},
-            "learning_rate": learning_rate,
-            **speed,
-        }
-        with disk_errors_reported(self.file), self.file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        self.trackers.write(line)
-
-    def close(self) -> None:
-        """Let the trackers write what they have buffered."""
-        self.trackers.close()
-
-
 class _Terms:
     """The loss terms of a step, on their way from a GPU."""
 
@@ -252,7 +189,7 @@ class _Terms:
         return dict(zip(self.names, self.values, strict=True))
 
 
-def _gradients(
+def _step(
     model: Any,
     loss_at: Callable[[int, Share], dict[str, Tensor]],
     step: int,
@@ -260,11 +197,14 @@ def _gradients(
     accumulate: int,
     precision: str,
     scaler: torch.amp.GradScaler,
+    optimizer: torch.optim.Optimizer,
+    clip_norm: float,
 ) -> _Terms:
-    """The loss terms of one step. Its gradients, scaled, are added to those of `model`. Both are of the whole batch."""
+    """Take one optimiser step. -> its loss terms, which are of the whole batch, as its gradients are"""
     found: dict[str, Tensor] = {}
     for share in distributed.shares(accumulate):
-        torch.manual_seed(_seed_of(seed, step, share))
+        # Share 0 has the seed of the whole batch: `SeedSequence` ignores trailing zeros.
+        torch.manual_seed(int(np.random.SeedSequence([seed, step, share.number]).generate_state(1)[0]))
         with computing(next(model.parameters()).device, precision):
             terms = loss_at(step, share)
         scaler.scale(total(terms)).backward()  # type: ignore[no-untyped-call]
@@ -272,31 +212,14 @@ def _gradients(
     values = torch.stack(list(found.values()))
     # Every process computed the same terms, so the same parameters have gradients.
     distributed.all_reduce([values, *(p.grad for p in model.parameters() if p.grad is not None)])
-    return _Terms(list(found), values)
-
-
-def _move(model: Any, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, clip_norm: float) -> None:
-    """Take one optimiser step and clear the gradients. If float16 overflowed, skip the step and lower the scale."""
+    arriving = _Terms(list(found), values)
+    # If float16 overflowed, the scaler skips the step and lowers the scale.
     scaler.unscale_(optimizer)
     torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], clip_norm)
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad(set_to_none=False)  # clearing is faster than allocating new ones
-
-
-def _finite(terms: dict[str, Tensor], step: int) -> float:
-    """The loss after `step` steps.
-
-    Raises:
-        Diverged: the loss is not finite, usually because the learning rate is too high.
-    """
-    value = total(terms).item()
-    if not math.isfinite(value):
-        apart = ", ".join(f"{name} {term.item():.4g}" for name, term in terms.items())
-        raise Diverged(
-            f"The loss became {value} at step {step} ({apart}); training cannot continue. Give a lower learning rate."
-        )
-    return value
+    return arriving
 
 
 def _validate(model: Any, validation: Validation, progress: Progress, folder: Path) -> None:
@@ -333,8 +256,3 @@ def _optimizer(model: Any, schedule: Schedule) -> torch.optim.Optimizer:
             (rest if id(parameter) in undecayed or parameter.ndim < 2 else matrices).append(parameter)
     groups = [{"params": matrices, "weight_decay": schedule.weight_decay}, {"params": rest, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=schedule.learning_rate, betas=schedule.betas, fused=True)
-
-
-def _seed_of(seed: int, step: int, share: Share) -> int:
-    """The seed of a share. Share 0 has the seed of the whole batch: `SeedSequence` ignores trailing zeros."""
-    return int(np.random.SeedSequence([seed, step, share.number]).generate_state(1)[0])

@@ -39,7 +39,7 @@ from compress.models.sharded_layers import check_equal_shares, is_sharded, shard
 from compress.models.unilm import asked_words
 from compress.training.checkpoint import Progress
 from compress.training.loop import Report, Validation, device_of_process, train
-from compress.training.prefetch import Prefetcher
+from compress.training.metrics import Prefetcher
 
 MOST_VALIDATIONS = 10  # of one training
 
@@ -72,7 +72,7 @@ class StageSettings:
     device: str = "auto"  # cpu, cuda, or auto: a GPU if there is one
     # Parts that each batch is computed in, one after the other, to need less memory.
     accumulate: int = 1
-    # Names of `compress.training.trackers` that get the metrics too.
+    # Names of `compress.training.metrics` that get the metrics too.
     trackers: tuple[str, ...] = ()
     # Replaces `steps` and the stage's rate, warm-up and betas (see `compress.methods.presets`).
     schedule: Schedule | None = None
@@ -240,7 +240,11 @@ def step_losses(
         with torch.no_grad():
             if not is_sharded(layers_of(teacher, family)[0]):
                 teacher.to(device)
-            theirs = _theirs(teacher, family, objective, batch)
+            if batch.teacher_activations is None:
+                theirs = _read(teacher, family, objective, batch, teacher=True)
+            else:
+                kept = {Part(*part): value for part, value in batch.teacher_activations.items()}
+                theirs = assembled(teacher, family, kept, objective.teacher_parts())
     seen = batch
     if remap is not None:
         rows = torch.from_numpy(remap[on_cpu.inputs["input_ids"].numpy()])
@@ -307,14 +311,6 @@ def _read(model: Any, family: Family, objective: Objective, batch: Batch, *, tea
         # transformers would wait for the GPU to see that there is nothing to mask.
         inputs = {name: value for name, value in inputs.items() if name != "attention_mask"}
     return read(model, family, inputs, wanted, output=output, rows=rows)
-
-
-def _theirs(teacher: Any, family: Family, objective: Objective, batch: Batch) -> Activations:
-    """The teacher's activations that the objective reads, from the cache or computed."""
-    if batch.teacher_activations is None:
-        return _read(teacher, family, objective, batch, teacher=True)
-    kept = {Part(*part): value for part, value in batch.teacher_activations.items()}
-    return assembled(teacher, family, kept, objective.teacher_parts())
 
 
 def _weight(term: OutputTerm, batch: Batch) -> float:

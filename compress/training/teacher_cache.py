@@ -12,10 +12,10 @@ import shutil
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -169,22 +169,32 @@ def teacher_cache(
     """
     identity = identity_of(identity, parts, precision)
     place = device_of_process(device)  # all processes join here, before one of them takes the lock
+    partial = _partial(folder)
     with ExitStack() as stack:
-        done = distributed.by_main(lambda: _missing(stack, folder, identity))
+
+        def missing() -> dict[str, Any] | None:
+            """None if `folder` holds the cache, otherwise the progress of writing it, whose lock is held then."""
+            stack.enter_context(locked(_lock_file(folder)))
+            check_cache(folder, identity)
+            return None if (folder / ABOUT).is_file() else _begun(partial, identity)
+
+        done = distributed.by_main(missing)
         if done is not None:
             model = load().eval().to(place)
             width = int(model.config.hidden_size)
             layout = Layout(tuple(parts), width, width // int(model.config.num_attention_heads))
-            partial = _partial(folder)
             distributed.by_main(lambda: _check_room(partial, pieces, layout, done))
             with disk_errors_reported(partial):
                 _write(partial, done, model, family, pieces, layout, pad_id, precision, report)
                 if distributed.main():
                     partial.replace(folder)  # `folder` may exist if it is empty
-    _give_to_nodes(folder, identity)
-    with (
-        locked(_lock_file(folder), shared=True) if distributed.first_here() else nullcontext()
-    ):  # several processes may read at once
+    whole = distributed.broadcast(_about(folder))
+    if any(distributed.gather(_about(folder) != whole)):  # every node that lacks it gets a copy
+        if distributed.node():
+            check_cache(folder, identity)
+        distributed.copy_folder(folder)
+    # Several processes may read at once.
+    with locked(_lock_file(folder), shared=True) if distributed.first_here() else nullcontext():
         about = _about(folder)
         if distributed.first_here() and about["sha256"] != sha256_file(folder / NUMBERS):
             raise BadInput(
@@ -197,27 +207,6 @@ def _lock_file(folder: Path) -> Path:
     """The file that a training locks while it writes `folder`, or reads it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     return folder.with_name(folder.name + ".lock")
-
-
-def _missing(stack: ExitStack, folder: Path, identity: Mapping[str, str]) -> dict[str, Any] | None:
-    """None if `folder` holds the cache, otherwise the progress of writing it; `stack` holds its lock then."""
-    stack.enter_context(locked(_lock_file(folder)))
-    check_cache(folder, identity)
-    return None if (folder / ABOUT).is_file() else _begun(_partial(folder), identity)
-
-
-def _give_to_nodes(folder: Path, identity: Mapping[str, str]) -> None:
-    """Copy the main process's cache to every node that lacks it.
-
-    Raises:
-        BadInput: a node has something else in `folder`.
-    """
-    whole = distributed.broadcast(_about(folder))
-    if not any(distributed.gather(_about(folder) != whole)):
-        return
-    if distributed.node():
-        check_cache(folder, identity)
-    distributed.copy_folder(folder)
 
 
 def identity_of(others: Mapping[str, str], parts: Sequence[Part], precision: str) -> dict[str, str]:
@@ -309,7 +298,15 @@ def _write(
     """Write the numbers that `partial` lacks; `done` is its progress."""
     whole = int(pieces.lengths.sum(dtype=np.int64))
     done["bytes_per_token"] = layout.bytes_per_token
-    with _numbers_file(partial, done) as file, _as_in_training(teacher, precision):
+    device = next(teacher.parameters()).device
+    with (
+        open(partial / NUMBERS if distributed.main() else os.devnull, "ab") as file,
+        torch.no_grad(),
+        weights_in(teacher, precision),  # the teacher computes as it does while a student trains
+        autocast(device, precision),
+    ):
+        if distributed.main():  # what a kill left half written
+            file.truncate(done["tokens"] * done["bytes_per_token"])
         for some in _rounds(pieces.lengths, done["pieces"]):
             began = time.monotonic()
             parts = distributed.collect(_answers(teacher, family, pieces, some, layout, pad_id))
@@ -343,25 +340,9 @@ def _write(
     _write_about(partial, about)
 
 
-def _numbers_file(partial: Path, done: Mapping[str, Any]) -> BinaryIO:
-    """The file of numbers, open at the end of what is whole; in other processes than the main one, nothing."""
-    file = open(partial / NUMBERS if distributed.main() else os.devnull, "ab")  # noqa: SIM115 - the caller closes it
-    if distributed.main():
-        file.truncate(done["tokens"] * done["bytes_per_token"])
-    return file
-
-
 def _write_about(folder: Path, about: Mapping[str, Any]) -> None:
     with replacing(folder / ABOUT, alone=True, synced=True) as beside:
         beside.write_bytes(canonical_json(about))
-
-
-@contextmanager
-def _as_in_training(teacher: Any, precision: str) -> Iterator[None]:
-    """Context in which `teacher` computes as it does while a student trains."""
-    device = next(teacher.parameters()).device
-    with torch.no_grad(), weights_in(teacher, precision), autocast(device, precision):
-        yield
 
 
 def _rounds(lengths: np.ndarray, first: int) -> Iterator[range]:

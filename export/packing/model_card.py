@@ -5,22 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from serve.bundle.manifest import TaskName
-from serve.text.entity_markers import MARKERS
-from serve.text.labels import entity_labels
+from serve.tasks import task_named
+from serve.tasks.relations import RELATIONS
+from serve.tasks.served_task import ServedTask
 
 # stillroom's metric -> its name on the Hub.
 HUB_METRICS = {
     "entity_f1": "f1", "accuracy": "accuracy", "micro_f1": "f1", "pearson": "pearsonr", "answer_f1": "f1",
     "similarity_spearman": "spearmanr",
 }  # fmt: skip
-# Where the server answers, and the field of its request that has the text.
-ENDPOINTS = {
-    "token-classification": ("entities", "text"), "text-regression": ("score", "text"),
-    "question-answering": ("answer", "question"), "feature-extraction": ("embeddings", "input"),
-}  # fmt: skip
-# Tasks whose name on the Hub is another one.
-HUB_TASKS = {"text-regression": "text-classification"}
-
 # Methods and stages of a lineage that train without a teacher; None: the lineage names neither.
 UNTAUGHT = frozenset({None, "none", "labels", "mlm", "mlm, then labels"})
 
@@ -112,7 +105,7 @@ def _front_matter(facts: CardFacts) -> list[str]:
         "language": facts.language,
         "base_model": facts.base_model,
         "datasets": [facts.dataset] if facts.dataset else None,
-        "pipeline_tag": HUB_TASKS.get(facts.task, facts.task),
+        "pipeline_tag": _task_of(facts).hub_task or facts.task,
         "tags": ["stillroom", "onnx", *(["distillation"] if facts.distilled else []), *facts.tags],
         "metrics": list(dict.fromkeys(figure.metric for figure in facts.figures)),
     }
@@ -123,7 +116,7 @@ def _front_matter(facts: CardFacts) -> list[str]:
                 "name": facts.name,
                 "results": [
                     {
-                        "task": {"type": HUB_TASKS.get(facts.task, facts.task)},
+                        "task": {"type": _task_of(facts).hub_task or facts.task},
                         "dataset": {"name": facts.dataset, "type": facts.dataset, "split": "test"},
                         "metrics": [{"type": figure.metric, "value": round(figure.value, 4)} for figure in shipped],
                     }
@@ -133,18 +126,12 @@ def _front_matter(facts: CardFacts) -> list[str]:
     return [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in metadata.items() if value]
 
 
+def _task_of(facts: CardFacts) -> ServedTask:
+    return RELATIONS if facts.relations else task_named(facts.task)
+
+
 def _summary(facts: CardFacts) -> str:
-    kind = {
-        "token-classification": "finds entities in text",
-        "text-classification": "gives a text its label",
-        "feature-extraction": f"gives a text a vector of {facts.vector_width} numbers",
-        "question-answering": "answers a question from a context, or says that it holds no answer",
-        "text-regression": f"gives a {'pair of texts' if facts.pairs else 'text'} a number",
-    }
-    does = "says which labels apply to a text" if facts.multi_label else kind[facts.task]
-    if facts.relations:
-        opening, closing, second_opening, second_closing = MARKERS
-        does += f" by two of its parts, `{opening} one {closing}` and `{second_opening} other {second_closing}`"
+    task = _task_of(facts)
     teacher = f" from `{facts.base_model}`" if facts.base_model else ""
     if "teacher_answers_sha256" in facts.lineage:  # the teacher was a file, and the base model gave the first layers
         teacher = (
@@ -155,29 +142,12 @@ def _summary(facts: CardFacts) -> str:
         if facts.distilled
         else "exported to ONNX with stillroom"
     )
-    names = entity_labels(facts.labels) if facts.task == "token-classification" else tuple(facts.labels)
+    names = task.label_names(facts.labels)
     shown = ", ".join(f"`{name}`" for name in names[:40]) + (f" and {len(names) - 40} more" if len(names) > 40 else "")
-    listed = (
-        ""
-        if facts.task in ("text-regression", "question-answering", "feature-extraction")
-        else f"\n\nLabels ({len(names)}): {shown}."
-    )
+    listed = f"\n\nLabels ({len(names)}): {shown}." if task.names_labels else ""
     return (
-        f"A small encoder that {does}, {made}. It reads {facts.max_length} tokens at once. {_of_longer(facts)}{listed}"
-    )
-
-
-def _of_longer(facts: CardFacts) -> str:
-    """How the model reads a text longer than `max_length`."""
-    if facts.relations:
-        return "Of a longer text it reads the window around the two parts, and the answer says so."
-    if facts.task == "question-answering":
-        return "A longer context is read whole, in overlapping windows; a question is cut to 64 tokens."
-    windows = 'A longer text is read whole, in overlapping windows; `"truncate": true` cuts it, and the answer says so.'
-    return (
-        windows
-        if facts.task in ("token-classification", "feature-extraction")
-        else f"{windows} A longer pair of texts is cut."
+        f"A small encoder that {task.does(facts)}, {made}. It reads {facts.max_length} tokens at once. "
+        f"{task.longer_texts}{listed}"
     )
 
 
@@ -197,14 +167,17 @@ def _figures(facts: CardFacts) -> list[str]:
 
 
 def _use(facts: CardFacts) -> str:
-    endpoint, field = ENDPOINTS.get(facts.task, ("classify", "text"))
-    asks = facts.task == "question-answering"
-    more, pair = (', "context": "..."', ', text_pair="..."') if asks else ("", "")
+    task = _task_of(facts)
+    if task.reads_markers:
+        body = arguments = json.dumps(task.endpoint.example)
+    else:
+        body = json.dumps(dict.fromkeys(list(task.endpoint.example)[: 1 + task.needs_pair], "..."))
+        arguments = '"...", text_pair="..."' if task.needs_pair else '"..."'
     return f"""As a server, from this folder:
 
 ```sh
 stillroom serve . --port 8000
-curl -s localhost:8000/v1/{endpoint} -H 'content-type: application/json' -d '{{"{field}": "..."{more}}}'
+curl -s localhost:8000{task.endpoint.path} -H 'content-type: application/json' -d '{body}'
 ```
 
 In Python:
@@ -212,7 +185,7 @@ In Python:
 ```python
 from stillroom import Pipeline
 
-print(Pipeline(".")("..."{pair}))
+print(Pipeline(".")({arguments}))
 ```
 
 Any program that runs ONNX can use `onnx/` with `tokenizer.json`; the files lie

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from serve.bundle.cpu_quota import available_cores
+from serve.bundle.cpu import available_cores
 from serve.errors import BadInput
 from serve.model.session import padded
 

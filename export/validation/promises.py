@@ -22,7 +22,7 @@ from scipy.special import betainc, expit
 
 from compress.data.encoded import Encoded
 from compress.data.examples import Example
-from compress.evaluation.entities import each_widened, scored_spans
+from compress.evaluation.metrics import each_widened, scored_spans
 from export.settings import Precision, PromiseKind, read_promise
 from serve.errors import BadInput
 from serve.text.answers import softmax

@@ -1,7 +1,6 @@
 """Checkpoints in torch: eager, compiled, or as CUDA graphs."""
 
 import inspect
-import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -117,13 +116,9 @@ def _opener(candidate: Candidate) -> "Callable[..., PreTrainedModel | SentenceMo
             f"candidate {candidate.name!r}: no config.json in {candidate.path}; "
             "give a local folder that transformers saved (a Hub model must be downloaded first)"
         )
-    try:
-        architectures = " ".join(json.loads(config_file.read_text(encoding="utf-8")).get("architectures") or [])
-    except (ValueError, TypeError, AttributeError) as error:
-        raise _cannot_be_opened(candidate, error) from None
-    config_in(
-        candidate.path, f"candidate {candidate.name!r}", any_family=True
-    )  # it may name code that is not to be loaded
+    # It may name code that is not to be loaded.
+    config = config_in(candidate.path, f"candidate {candidate.name!r}", any_family=True)
+    architectures = " ".join(config.architectures or [])
     opener: Callable[..., PreTrainedModel] = transformers.AutoModel.from_pretrained
     if "ForTokenClassification" in architectures:
         opener = transformers.AutoModelForTokenClassification.from_pretrained

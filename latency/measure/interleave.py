@@ -27,7 +27,7 @@ from latency.measure.result_document import Operators
 from latency.measure.statistics import Condition, Measurement, paired_ratio
 from latency.measure.worker import Loaded, OfflineTurn, ServerTurn, StreamTurn, TimedTurn
 from latency.measure.workloads import Workload
-from serve.bundle.cpu_quota import one_cpu_a_core, read_cores
+from serve.bundle.cpu import one_cpu_a_core, read_cores
 from serve.errors import BadInput, InternalError
 from serve.tasks import Answer
 

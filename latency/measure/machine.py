@@ -8,8 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypedDict
 
-from serve.bundle.cpu import cpu_features
-from serve.bundle.cpu_quota import available_cores
+from serve.bundle.cpu import available_cores, cpu_features
 
 # Instruction sets that decide which int8, bf16 and fp32 kernels run.
 FLAGS_OF_INTEREST = (

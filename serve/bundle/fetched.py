@@ -76,9 +76,23 @@ def open_remote(
             check(again, url)
             bundle = _cached(again.digest) or _download(url, again, content, progress or _logged(url))
     except Unreachable as fault:
-        return _last_one(url, last, fault)
+        if not last:
+            raise Unreachable(
+                f"{fault.message}, and the cache {cache_folder()} has no bundle of it; check the network"
+            ) from None
+        kept_bundle = _cached(last)
+        if kept_bundle is None:
+            raise Unreachable(
+                f"{fault.message}, and its bundle in the cache, {_folder_of(last)}, is missing or damaged; check the network"
+            ) from None
+        log.warning("%s; its last bundle, %s, is taken from the cache", fault.message, last[:12])
+        return kept_bundle
     if bundle.manifest.digest != last:
-        _remember(url, bundle.manifest.digest)
+        memory = _memory_of(url)
+        with suppress(OSError):  # a cache that may only be read serves as well
+            make_private(memory.parent)
+            with replacing(memory) as file:
+                file.write_bytes(canonical_json({"url": shown(url), "digest": bundle.manifest.digest}))
     return bundle
 
 
@@ -114,30 +128,26 @@ def _cached(digest: str) -> Bundle | None:
     return bundle if bundle.manifest.digest == digest else None
 
 
-def _last_one(url: str, digest: str, fault: Unreachable) -> Bundle:
-    if not digest:
-        raise Unreachable(
-            f"{fault.message}, and the cache {cache_folder()} has no bundle of it; check the network"
-        ) from None
-    bundle = _cached(digest)
-    if bundle is None:
-        raise Unreachable(
-            f"{fault.message}, and its bundle in the cache, {_folder_of(digest)}, is missing or damaged; check the network"
-        ) from None
-    log.warning("%s; its last bundle, %s, is taken from the cache", fault.message, digest[:12])
-    return bundle
-
-
 def _download(url: str, manifest: Manifest, content: bytes, progress: Progress) -> Bundle:
+    whole_bytes = sum(file.bytes for file in manifest.files.values())
+
     def fetch(partial: Path) -> Bundle:
-        _fill(partial, url, manifest, content, progress)
+        before = 0
+        for name, file in sorted(manifest.files.items()):
+            target = partial / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            # A model card may be edited where it is, as on the Hub. The names were checked: none leads out of the folder.
+            most = max(file.bytes, MAX_MANIFEST_BYTES) if name == CARD else file.bytes
+            copy(url, name, target, most, lambda done, before=before: progress(before + done, whole_bytes))  # type: ignore[misc]
+            before += file.bytes
+        (partial / MANIFEST).write_bytes(content)
         try:
             return read_bundle(partial)
         except BundleError as fault:
             why = fault.message.replace(str(partial), shown(url))
             raise BundleError(f"{why}, or upload it again: `stillroom push BUNDLE URL --replace`") from None
 
-    return kept(manifest.digest, fetch, shown(url), sum(file.bytes for file in manifest.files.values()))
+    return kept(manifest.digest, fetch, shown(url), whole_bytes)
 
 
 def kept(digest: str, fetch: Callable[[Path], Bundle], source: str, whole_bytes: int) -> Bundle:
@@ -172,19 +182,6 @@ def kept(digest: str, fetch: Callable[[Path], Bundle], source: str, whole_bytes:
     return replace(bundle, path=folder)
 
 
-def _fill(partial: Path, url: str, manifest: Manifest, content: bytes, progress: Progress) -> None:
-    """Copies every listed file of `url` to the empty folder `partial`."""
-    whole, before = sum(file.bytes for file in manifest.files.values()), 0
-    for name, file in sorted(manifest.files.items()):
-        target = partial / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # A model card may be edited where it is, as on the Hub. The names were checked: none leads out of the folder.
-        most = max(file.bytes, MAX_MANIFEST_BYTES) if name == CARD else file.bytes
-        copy(url, name, target, most, lambda done, before=before: progress(before + done, whole))  # type: ignore[misc]
-        before += file.bytes
-    (partial / MANIFEST).write_bytes(content)
-
-
 def _memory_of(url: str) -> Path:
     # Without user, password and signature, so that no secret gets onto the disk, and a new signature finds the old bundle.
     query = parse_qsl(url.partition("#")[0].partition("?")[2], keep_blank_values=True)
@@ -200,13 +197,6 @@ def _remembered(url: str) -> str:
     except (OSError, ValueError, TypeError, KeyError):
         return ""
     return digest if isinstance(digest, str) and DIGEST.fullmatch(digest) else ""
-
-
-def _remember(url: str, digest: str) -> None:
-    with suppress(OSError):  # a cache that may only be read serves as well
-        make_private(_memory_of(url).parent)
-        with replacing(_memory_of(url)) as file:
-            file.write_bytes(canonical_json({"url": shown(url), "digest": digest}))
 
 
 def _logged(url: str) -> Progress:

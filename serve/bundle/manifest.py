@@ -207,25 +207,21 @@ def verify(path: Path | str) -> Manifest:
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
         raise BundleError(f"{folder} {what}; give a bundle, the folder that `stillroom run`, `demo` or `export` writes")
-    manifest = _read_manifest(folder / MANIFEST)
-    faults = list(_file_faults(folder, manifest.files))
-    if faults:
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise BundleError(
+            f"{folder} has no {MANIFEST}; give a bundle, the folder that `stillroom run`, `demo` or `export` writes"
+        )
+    if fault := _link_fault(path, folder):
+        raise BundleError(f"{folder}: {MANIFEST} {fault}; copy the bundle with its files")
+    if path.stat().st_size > MAX_MANIFEST_BYTES:
+        raise BundleError(f"{path} has {path.stat().st_size:,} bytes; a manifest may have {MAX_MANIFEST_BYTES:,} bytes")
+    manifest = parse_manifest(path.read_bytes(), path)
+    if faults := list(_file_faults(folder, manifest.files)):
         raise BundleError(
             f"the bundle {folder} differs from its manifest: {'; '.join(faults)}. Copy the bundle again, or export it again"
         )
     return manifest
-
-
-def _read_manifest(path: Path) -> Manifest:
-    if not path.is_file():
-        raise BundleError(
-            f"{path.parent} has no {MANIFEST}; give a bundle, the folder that `stillroom run`, `demo` or `export` writes"
-        )
-    if fault := _link_fault(path, path.parent):
-        raise BundleError(f"{path.parent}: {MANIFEST} {fault}; copy the bundle with its files")
-    if path.stat().st_size > MAX_MANIFEST_BYTES:
-        raise BundleError(f"{path} has {path.stat().st_size:,} bytes; a manifest may have {MAX_MANIFEST_BYTES:,} bytes")
-    return parse_manifest(path.read_bytes(), path)
 
 
 def parse_manifest(content: bytes, path: Path | str) -> Manifest:
@@ -279,7 +275,19 @@ def _manifest_faults(manifest: Manifest) -> Iterator[str]:
     if len(manifest.files) > MAX_FILES:
         yield f"it lists {len(manifest.files):,} files, more than {MAX_FILES:,}"
     for name, file in manifest.files.items():
-        yield from _listing_faults(name, file)
+        if not 0 <= file.bytes <= MAX_FILE_BYTES:
+            yield f"{name!r} has {file.bytes:,} bytes in the list, not 0 to {MAX_FILE_BYTES:,}"
+        pure = PurePosixPath(name)
+        if pure.suffix not in SUFFIXES:
+            yield f"{name!r} may be a pickle; files of bundles end in one of {', '.join(sorted(SUFFIXES))}"
+        inside = not pure.is_absolute() and ".." not in pure.parts and "\\" not in name and pure.as_posix() == name
+        if name == MANIFEST or not inside or not name.isprintable() or len(name.encode()) > MAX_NAME_BYTES:
+            yield f"file name {name!r} is not a plain path inside the bundle"
+
+
+def kinds_of(flagged: Any) -> list[str]:
+    """Which of the flags of classification are set in a manifest, or in what has the same flags."""
+    return [kind for kind in ("multi_label", "relations", "pairs") if getattr(flagged, kind)]
 
 
 def label_faults(labels: Sequence[str]) -> Iterator[str]:
@@ -301,27 +309,16 @@ def _variant_faults(name: str, variant: Variant, files: dict[str, BundleFile]) -
         yield f"variant {name!r} abstains below {variant.abstain_below:g}, not a probability from 0 to 1"
     scores = variant.validation_scores
     if scores and not (
-        scores.texts > 0 and 0 <= scores.mean <= 1 and 0 <= scores.deviation <= 1 and _are_tokens(scores)
+        scores.texts > 0
+        and 0 <= scores.mean <= 1
+        and 0 <= scores.deviation <= 1
+        and 0 <= scores.tokens_mean < math.inf
+        and 0 <= scores.tokens_deviation < math.inf
     ):
         yield f"variant {name!r} has validation_scores that no texts have: {scores.mean:g} and {scores.deviation:g} of {scores.texts}"
     for promise, least in variant.promises.items():
         if not 0 <= least <= 1:
             yield f"variant {name!r} keeps {promise!r} from a score of {least:g}, not a probability from 0 to 1"
-
-
-def _are_tokens(scores: ValidationScores) -> bool:
-    return 0 <= scores.tokens_mean < math.inf and 0 <= scores.tokens_deviation < math.inf
-
-
-def _listing_faults(name: str, file: BundleFile) -> Iterator[str]:
-    if not 0 <= file.bytes <= MAX_FILE_BYTES:
-        yield f"{name!r} has {file.bytes:,} bytes in the list, not 0 to {MAX_FILE_BYTES:,}"
-    pure = PurePosixPath(name)
-    if pure.suffix not in SUFFIXES:
-        yield f"{name!r} may be a pickle; files of bundles end in one of {', '.join(sorted(SUFFIXES))}"
-    inside = not pure.is_absolute() and ".." not in pure.parts and "\\" not in name and pure.as_posix() == name
-    if name == MANIFEST or not inside or not name.isprintable() or len(name.encode()) > MAX_NAME_BYTES:
-        yield f"file name {name!r} is not a plain path inside the bundle"
 
 
 def _file_faults(folder: Path, listed: dict[str, BundleFile]) -> Iterator[str]:
@@ -349,40 +346,30 @@ def _fault_of(file: Path, folder: Path, expected: BundleFile | None) -> str | No
         fault = f"has {size_bytes:,} bytes instead of {expected.bytes:,}"
     elif fault is None and expected and sha256_file(file) != expected.sha256:
         fault = "was changed (its SHA-256 differs)"
-    elif fault is None and _starts_as_pickle(file):
-        fault = "starts like a pickle, and reading a pickle runs code"
-    elif fault is None and file.suffix == GRAPH_SUFFIX:
-        fault = graph_fault(file)
+    elif fault is None:
+        with file.open("rb") as opened:
+            if opened.read(4).startswith(PICKLE_STARTS):
+                return "starts like a pickle, and reading a pickle runs code"
+        fault = graph_fault(file) if file.suffix == GRAPH_SUFFIX else None
     return fault
 
 
 def _link_fault(file: Path, folder: Path) -> str | None:
     """What is wrong with `file` of the bundle `folder`, or a folder between the two, as a link; None if neither is a link."""
-    blobs = _hub_blobs(folder)
+    # A snapshot in the Hub's cache is `models--x--y/snapshots/REVISION`, and its blobs are in `models--x--y/blobs`.
+    repository = folder.absolute().parent.parent
+    blobs = Path(os.path.realpath(repository / "blobs"))
+    on_hub = folder.absolute().parent.name == "snapshots" and repository.name.startswith("models--")
+    on_hub = on_hub and not (repository / "blobs").is_symlink()
     way = file
     while way != folder:
         # In the Hub's cache each file of a snapshot is a link to a blob. Folders are not links.
         target = Path(os.path.realpath(way))  # unlike Path.resolve, it does not raise for a link to itself
-        if way.is_symlink() and not (way == file and blobs and target.parent == blobs):
+        if way.is_symlink() and not (way == file and on_hub and target.parent == blobs):
             inside = target.is_relative_to(os.path.realpath(folder))
             return "is a link, and not a file of its own" if inside else "is a link out of the bundle"
         way = way.parent
     return None
-
-
-def _hub_blobs(folder: Path) -> Path | None:
-    """The folder of blobs, if `folder` is a snapshot in the Hub's cache: `models--x--y/snapshots/REVISION`; else None."""
-    folder = folder.absolute()
-    repository = folder.parent.parent
-    blobs = repository / "blobs"
-    if folder.parent.name != "snapshots" or not repository.name.startswith("models--") or blobs.is_symlink():
-        return None
-    return Path(os.path.realpath(blobs))
-
-
-def _starts_as_pickle(file: Path) -> bool:
-    with file.open("rb") as opened:
-        return opened.read(4).startswith(PICKLE_STARTS)
 
 
 def _names_in(folder: Path) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Reads the files of a folder behind a URL, again after failures that may pass. No message here holds a secret of the URL.
+"""Reads, lists and writes the files of a folder behind a URL, again after failures that may pass. No message holds a secret of the URL.
 
 https, http and hf are read by the standard library, so the base install has all that they need: fsspec reads https by aiohttp, and
 hf by the Hub's library, which the base install leaves out. fsspec reads the others, by the library that `LIBRARIES` names.
@@ -10,15 +10,15 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from email.message import Message
 from pathlib import Path
 from typing import IO, Any, TypeVar
 from urllib.error import HTTPError
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
-from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from serve.errors import BundleError
-from serve.retry import retry_after_s
+from serve.errors import BadInput, BundleError, retry_after_s
 
 # The library by which fsspec reads each scheme, and how a user proves who they are.
 LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "file": "fsspec", "memory": "fsspec"}
@@ -58,8 +58,8 @@ class Unreachable(BundleError):
     """Whatever holds the files does not answer, after as many attempts as there are."""
 
 
-class _Failed(Exception):
-    """One attempt failed; the cause says why."""
+class ReadFailed(Exception):
+    """One attempt to read a file failed; the cause says why."""
 
 
 def is_url(place: object) -> bool:
@@ -192,30 +192,49 @@ def definite(url: str, name: str, error: BaseException) -> BundleError | None:
     return fault
 
 
+def tried(url: str, name: str, act: Callable[[], T], *, does: str = "", caught: type[Exception] = Exception) -> T:
+    """What `act` gives, which is called again after a failure that may pass; `does` says what it does with the file `name` of `url`.
+
+    Exceptions other than `caught` are not caught.
+
+    Raises:
+        BadInput: it failed for a reason that stays, or too often; without `does`, the errors of `read`.
+    """
+    pauses = pauses_s(url)
+    for pause_s in (*pauses, None):
+        try:
+            return act()
+        except caught as failed:
+            error: BaseException = (failed.__cause__ if isinstance(failed, ReadFailed) else None) or failed
+        fault = definite(url, name, error)
+        if fault is None and pause_s is not None:
+            asked_s = retry_after_s(error.headers.get("Retry-After")) if isinstance(error, HTTPError) else None
+            time.sleep(max(pause_s, min(LONGEST_PAUSE_S, asked_s or 0.0)))
+            continue
+        place, why = f"{shown(url)}/{name}", in_words(url, error)
+        if not does:
+            raise fault or Unreachable(f"{place} cannot be reached after {len(pauses) + 1} attempts ({why})") from None
+        if fault is None:
+            raise BadInput(f"{place} cannot be {does} ({why}); give the same command again") from None
+        if isinstance(fault, Absent):
+            raise BadInput(
+                f"{shown(url)} cannot be {does}: there is no such bucket or container; create it first"
+            ) from None
+        raise BadInput(fault.message.replace(" be read", f" be {does}")) from None
+    raise AssertionError("the last attempt returns or raises")
+
+
 def _retried(url: str, name: str, use: Callable[[Iterator[bytes]], T]) -> T:
     """What `use` makes of the pieces of the file; it is called again after a failure that may pass."""
     if scheme_of(url) == "hf":
         hub_repository(url)  # a name that is none is told first
         if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
             raise Unreachable(f"{shown(url)} was not asked for: HF_HUB_OFFLINE is set")
-    last: BaseException = _Failed()
-    for pause_s in (*pauses_s(url), None):
-        try:
-            return use(_pieces(url, name))
-        except _Failed as failed:
-            last = failed.__cause__ or failed
-            if fault := definite(url, name, last):
-                raise fault from None
-        if pause_s is not None:
-            asked_s = retry_after_s(last.headers.get("Retry-After")) if isinstance(last, HTTPError) else None
-            time.sleep(max(pause_s, min(LONGEST_PAUSE_S, asked_s or 0.0)))
-    raise Unreachable(
-        f"{shown(url)}/{name} cannot be reached after {len(pauses_s(url)) + 1} attempts ({in_words(url, last)})"
-    )
+    return tried(url, name, lambda: use(_pieces(url, name)), caught=ReadFailed)
 
 
 def _pieces(url: str, name: str) -> Iterator[bytes]:
-    """The file in pieces, in one attempt. _Failed for every error of its source; errors of whoever takes the pieces are not caught."""
+    """The file in pieces, in one attempt. ReadFailed for every error of its source; errors of whoever takes the pieces are not caught."""
     try:
         with _opened(url, name) as source:
             while piece := source.read(PIECE_BYTES):
@@ -224,7 +243,7 @@ def _pieces(url: str, name: str) -> Iterator[bytes]:
             if getattr(source, "length", None):
                 raise ConnectionError("the connection ended before the file")
     except Exception as error:
-        raise _Failed from error
+        raise ReadFailed from error
 
 
 def _opened(url: str, name: str) -> IO[bytes]:
@@ -233,15 +252,22 @@ def _opened(url: str, name: str) -> IO[bytes]:
         store, folder = store_of(url)
         store.invalidate_cache()
         return store.open(f"{folder}/{name}", "rb")  # type: ignore[no-any-return]
-    address, authorization = _hub_file(url, name) if scheme == "hf" else _web_file(url, name)
+    if scheme == "hf":
+        repository, revision = hub_repository(url)
+        endpoint = os.environ.get("HF_ENDPOINT", HUB).rstrip("/")
+        token = _hub_token()
+        authorization = f"Bearer {token}" if token else ""
+        address = f"{endpoint}/{repository}/resolve/{quote(revision or 'main', safe='')}/{quote(name)}"
+    else:
+        parts = urlsplit(url)
+        user, at, host = parts.netloc.rpartition("@")
+        authorization = f"Basic {base64.b64encode(unquote(user).encode()).decode()}" if at else ""
+        # With the query of the folder's URL, which may be what signs it.
+        address = urlunsplit((parts.scheme, host, f"{parts.path.rstrip('/')}/{quote(name)}", parts.query, ""))
     request = Request(address, headers={"User-Agent": "stillroom"})  # noqa: S310 - the scheme was checked
     if authorization:
         request.add_unredirected_header("Authorization", authorization)
-    return _opener().open(request, timeout=TIMEOUT_S)  # type: ignore[no-any-return]
-
-
-def _opener() -> OpenerDirector:
-    return build_opener(_Redirects)
+    return build_opener(_Redirects).open(request, timeout=TIMEOUT_S)  # type: ignore[no-any-return]
 
 
 class _Redirects(HTTPRedirectHandler):
@@ -263,23 +289,6 @@ class _Redirects(HTTPRedirectHandler):
         return further
 
 
-def _web_file(url: str, name: str) -> tuple[str, str]:
-    """The address of a file, with the query of the folder's URL, which may be what signs it; and its Authorization header."""
-    parts = urlsplit(url)
-    user, at, host = parts.netloc.rpartition("@")
-    secret = base64.b64encode(unquote(user).encode()).decode()
-    path = f"{parts.path.rstrip('/')}/{quote(name)}"
-    return urlunsplit((parts.scheme, host, path, parts.query, "")), f"Basic {secret}" if at else ""
-
-
-def _hub_file(url: str, name: str) -> tuple[str, str]:
-    repository, revision = hub_repository(url)
-    endpoint = os.environ.get("HF_ENDPOINT", HUB).rstrip("/")
-    token = _hub_token()
-    address = f"{endpoint}/{repository}/resolve/{quote(revision or 'main', safe='')}/{quote(name)}"
-    return address, f"Bearer {token}" if token else ""
-
-
 def _hub_token() -> str:
     """The token of the environment, or the one that `hf auth login` saved; empty without one."""
     if token := os.environ.get("HF_TOKEN", "").strip():
@@ -290,3 +299,18 @@ def _hub_token() -> str:
         return saved.read_text(encoding="utf-8").strip()
     except OSError:
         return ""
+
+
+def listed(store: Any, folder: str) -> dict[str, int]:
+    """Sizes of the files in the folder and those below it, by their names in it."""
+    try:
+        files = store.find(folder, detail=True)
+    except FileNotFoundError:
+        return {}
+    return {path.removeprefix(folder).lstrip("/"): int(each["size"]) for path, each in files.items()}
+
+
+def removed(store: Any, path: str) -> None:
+    """Removes a file, if it is there."""
+    with suppress(FileNotFoundError):
+        store.rm_file(path)

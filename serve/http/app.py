@@ -16,76 +16,65 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from serve.bundle.runtimes import Device
 from serve.errors import BadInput, BundleError, StillroomError
-from serve.http.auth.access import Access, Bodies
-from serve.http.auth.api_keys import KEYS_VARIABLE, MakeCounts, key_texts, keyring_of, read_keys
-from serve.http.auth.cors import Origins
-from serve.http.auth.key_counts import SharedCounts, own_counts
-from serve.http.connections.front_share import ProcessShare
-from serve.http.connections.fronts import HttpProcesses
-from serve.http.connections.graceful_shutdown import CUT_OFF_S, LEAVE_S, Server
+from serve.files import drop_unwritten
+from serve.http.access import Access, Bodies, Origins
+from serve.http.api_keys import KEYS_VARIABLE, MakeCounts, SharedCounts, key_texts, keyring_of, own_counts, read_keys
+from serve.http.connections.fronts import HttpProcesses, ProcessShare
 from serve.http.connections.limits import Watch
-from serve.http.connections.sockets import is_loopback, listening, openable_connections, surviving_hangup
-from serve.http.connections.tls import Tls, tls_context
+from serve.http.connections.server import CUT_OFF_S, LEAVE_S, Server
+from serve.http.connections.sockets import is_loopback, listening, openable_connections, surviving_hangup, tls_context
+from serve.http.deadlines import in_a_thread
 from serve.http.middleware import RequestMiddleware, on_http_exception, on_stillroom_error
-from serve.http.service import Service, in_a_thread
-from serve.http.v2.routes import routes as v2_routes
+from serve.http.service import Service
+from serve.http.v2_routes import routes as v2_routes
 from serve.observe.front_metrics import FrontMetrics
 from serve.observe.logs import logging_to_stderr
 from serve.observe.metrics import Counter, Metrics
 from serve.observe.tracing import traces_from_environment
-from serve.settings import WORKERS_A_FRONT, ConnectionLimits, Limits, ServeSettings
-from serve.standard_streams import drop_unwritten
+from serve.settings import WORKERS_A_FRONT, ServeSettings
 from serve.tasks import SERVED_TASKS
 from serve.workers.supervisor import ServedModel, processes_for
 
 log = logging.getLogger("serve")
 
-# Of answers that clients have not read, what one front process may hold at least.
-LEAST_UNSENT_BYTES = 16_777_216
-
 # How long the keys, and the certificate, may take to be read again.
 READ_S = 10.0
-
-TRUSTED_PROXIES = (
-    "FORWARDED_ALLOW_IPS"  # the environment variable of the addresses whose X-Forwarded-... headers are believed
-)
 
 
 def create_app(
     bundles: Sequence[Path | str],
-    *,
-    variant: str | None = None,
-    threads: int | None = None,
-    processes: int | None = None,
-    device: Device = "cpu",
-    limits: Limits | None = None,
+    settings: ServeSettings | None = None,
     access: Access | None = None,
-    bodies_bytes: int = ConnectionLimits.bodies_bytes,
-    log_texts: bool = False,
-    aliases: Mapping[str, str] | None = None,
+    *,
     known: Collection[str] = (),
 ) -> Starlette:
-    """The ASGI app that serves `bundles`, each verified here. Its `state.service` is the `Service`.
+    """The ASGI app that serves `bundles`, folders or URLs, each verified here. Its `state.service` is the `Service`.
 
-    `bundles` are folders or URLs. `variant`, `threads`, `processes`, `device` and `known` are as in `ServedModel`, for every
-    bundle. `aliases` maps other names to names of models.
-    `access` checks keys and origins; without it every client may ask. `bodies_bytes` bounds the bytes of request bodies in memory.
+    Of `settings` those about connections, processes that read, and the log are left to the caller. `access` checks keys and origins;
+    without it every client may ask. `known` is as in `ServedModel`, for every bundle.
     BundleError when a bundle is damaged; BadInput when there is none, two have the same name, or an alias is wrong.
     """
     if not bundles:
         raise BadInput("no bundle was given; name at least one folder that `stillroom run`, `demo` or `export` wrote")
-    limits, metrics = limits or Limits(), Metrics()
+    settings, metrics = settings or ServeSettings(), Metrics()
+    aliases = aliases_of(settings.alias)
     models = [
         ServedModel(
-            bundle, limits, metrics, variant=variant, threads=threads, processes=processes, device=device, known=known
+            bundle,
+            settings.limits,
+            metrics,
+            variant=settings.variant,
+            threads=settings.threads,
+            processes=settings.processes,
+            device=settings.device,
+            known=known,
         )
         for bundle in bundles
     ]
-    aliases = aliases or {}
     check_names([model.manifest.name for model in models], aliases)
-    service = Service(models, limits, metrics, aliases, traces_from_environment(), log_texts=log_texts)
+    traces = traces_from_environment()
+    service = Service(models, settings.limits, metrics, aliases, traces, log_texts=settings.log_texts)
     direct = {task.endpoint.path: partial(service.answer, task) for task in SERVED_TASKS}
     routes = [
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in direct.items()),  # other methods get 405
@@ -98,15 +87,14 @@ def create_app(
         Route("/", service.try_page),
         *v2_routes(service),
     ]
-    endpoints = frozenset(route.path for route in routes)
     middleware = Middleware(
         RequestMiddleware,
         metrics=metrics,
-        endpoints=endpoints,
+        endpoints=frozenset(route.path for route in routes),
         direct=direct,
         access=access or Access(),
-        bodies=Bodies(bodies_bytes),
-        traces=service.traces,
+        bodies=Bodies(settings.connections.bodies_bytes),
+        traces=traces,
     )
     app = Starlette(
         routes=routes,
@@ -127,32 +115,6 @@ def check_names(names: Sequence[str], aliases: Mapping[str, str]) -> None:
         if name not in names or alias in names:
             reason = "a bundle has this name" if alias in names else f"the bundles are {', '.join(map(repr, names))}"
             raise BadInput(f"alias {alias!r} for {name!r}: {reason}; give --alias other=name-of-a-bundle")
-
-
-def app_of(
-    bundles: Sequence[Path | str],
-    settings: ServeSettings,
-    access: Access,
-    *,
-    known: Collection[str] = (),
-) -> Starlette:
-    """The app with these settings, of which those about connections, processes that read, and the log are left to its caller.
-
-    `known` and the errors raised are those of `create_app`.
-    """
-    return create_app(
-        bundles,
-        variant=settings.variant,
-        threads=settings.threads,
-        processes=settings.processes,
-        device=settings.device,
-        limits=settings.limits,
-        aliases=aliases_of(settings.alias),
-        access=access,
-        bodies_bytes=settings.connections.bodies_bytes,
-        log_texts=settings.log_texts,
-        known=known,
-    )
 
 
 def print_address(url: str) -> None:
@@ -189,7 +151,9 @@ def serve(
                     "or listen on --host 127.0.0.1",
                     settings.host,
                 )
-            opened = partial(announce, address(settings, listener.getsockname()[1]))
+            host = f"[{settings.host}]" if ":" in settings.host else settings.host
+            port = listener.getsockname()[1]
+            opened = partial(announce, f"{'https' if settings.tls_cert else 'http'}://{host}:{port}")
             if server:
                 server.run(listener, opened)
                 return
@@ -244,18 +208,13 @@ def of_front(settings: ServeSettings, share: ProcessShare, processes: int) -> Se
     connections = replace(
         whole,
         connections=share.part(whole.connections),
-        # A body that is allowed must fit, and so must one request's texts and its answer.
+        # A body that is allowed must fit, and so must one request's texts, and 16 MiB of answers that clients have not read.
         bodies_bytes=max(most.body_bytes, share.part(whole.bodies_bytes)),
-        unsent_bytes=max(LEAST_UNSENT_BYTES, share.part(whole.unsent_bytes)),
+        unsent_bytes=max(16_777_216, share.part(whole.unsent_bytes)),
     )
+    own = processes // share.fronts + (share.number < processes % share.fronts)
     limits = replace(most, queued_texts=max(most.texts, share.part(most.queued_texts)))
-    return replace(settings, processes=share.processes(processes), connections=connections, limits=limits)
-
-
-def address(settings: ServeSettings, port: int) -> str:
-    """The server's URL."""
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"{'https' if settings.tls_cert else 'http'}://{host}:{port}"
+    return replace(settings, processes=own, connections=connections, limits=limits)
 
 
 def _server(
@@ -272,23 +231,24 @@ def _server(
         open_metrics=settings.open_metrics,
         hosts=hosts_of(settings),
     )
-    tls = Tls(settings)
+    tls = tls_context(settings)
     # A front that replaces another serves what the others do.
-    app = app_of(bundles, settings, access, known=share.digests.values() if share else ())
+    app = create_app(bundles, settings, access, known=share.digests.values() if share else ())
     service: Service = app.state.service
     most = openable_connections(settings.connections.connections)
     watch = Watch(replace(settings.connections, connections=most), service.metrics)
     watch.full_s = service.full_s
-    watch.origins = access.origins
+    watch.origins, watch.tls = access.origins, tls
     service.stopping = lambda: watch.stopping
-    service.read_again = partial(read_again, settings.keys, key_counts, access, tls)
+    service.read_again = partial(read_again, settings, key_counts, access, watch)
     if share:
         _join(service, watch, share)
-    app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=os.environ.get(TRUSTED_PROXIES, "127.0.0.1,::1"))
+    # The variable holds the addresses whose X-Forwarded-... headers are believed.
+    trusted = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1,::1")
+    app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=trusted)
     return Server(
         app,
         watch,
-        tls=tls,
         linger_s=settings.linger_s,
         drain_s=settings.drain_s,
         handed=share is not None,
@@ -297,7 +257,11 @@ def _server(
 
 def _join(service: Service, watch: Watch, share: ProcessShare) -> None:
     """Makes the server one of several front processes. BundleError if the others serve another bundle."""
-    digests = {name: model.manifest.digest for name, model in service.models.items()}
+
+    def served() -> dict[str, str]:
+        return {name: model.manifest.digest for name, model in service.models.items()}
+
+    digests = served()
     if share.digests and share.digests != digests:
         changed = [name for name, digest in digests.items() if share.digests.get(name) != digest]
         raise BundleError(
@@ -307,23 +271,26 @@ def _join(service: Service, watch: Watch, share: ProcessShare) -> None:
     share.digests.update(digests)
 
     def reloaded() -> None:
-        share.digests.update({name: model.manifest.digest for name, model in service.models.items()})
+        share.digests.update(served())
         share.send({"digests": share.digests})
 
     def warm() -> None:
-        share.board.warmed(share.number)
+        share.board.warm[share.number] = 1
         share.send({"warm": True})
 
-    watch.on_closed = partial(share.board.count_closed, share.number)
+    def count_closed() -> None:
+        share.board.closed[share.number] += 1
+
+    watch.on_closed = count_closed
     service.fronts = FrontMetrics(service.metrics, share.sockets, share.number, share.fronts)
     restarts = Counter("stillroom_front_restarts", "Processes that replaced this front", [], service.metrics.registry)
-    restarts.labels().inc(share.board.starts(share.number) - 1)
+    restarts.labels().inc(share.board.starts[share.number] - 1)
     service.on_warm = warm
-    service.all_warm = lambda: share.board.warm
+    service.all_warm = lambda: all(share.board.warm)
     service.on_reloaded = reloaded
 
 
-async def read_again(file: Path | None, counts: MakeCounts, access: Access, tls: Tls) -> None:
+async def read_again(settings: ServeSettings, counts: MakeCounts, access: Access, watch: Watch) -> None:
     """Reads the keys and the certificate again, for new requests and connections; what cannot be read stays and is logged.
 
     Neither waits for the other, and for neither it takes longer than `READ_S`: a file may be a pipe, or on a disk that hangs.
@@ -331,7 +298,7 @@ async def read_again(file: Path | None, counts: MakeCounts, access: Access, tls:
 
     async def keys() -> None:
         try:
-            texts = await in_a_thread(partial(key_texts, file), READ_S)
+            texts = await in_a_thread(partial(key_texts, settings.keys), READ_S)
             access.keyring = keyring_of(texts, counts).after(access.keyring)
         except (BadInput, TimeoutError) as error:
             log.error("keys stay as they were: %s", error)
@@ -339,7 +306,7 @@ async def read_again(file: Path | None, counts: MakeCounts, access: Access, tls:
     async def certificate() -> None:
         try:
             # The thread of a read that took too long goes on, and must not undo a later one: so it sets nothing itself.
-            tls.context = await in_a_thread(partial(tls_context, tls.settings), READ_S)
+            watch.tls = await in_a_thread(partial(tls_context, settings), READ_S)
         except (BadInput, TimeoutError) as error:
             log.error("the certificate stays as it was: %s", error)
 

@@ -12,8 +12,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve.errors import InternalError, NotFound, Overloaded, StillroomError, Unauthorized, in_form_of
-from serve.http.auth.access import Access, Bodies
-from serve.http.auth.api_keys import Key
+from serve.http.access import Access, Bodies
+from serve.http.api_keys import Key
 from serve.observe.logs import access_log, note, shortened
 from serve.observe.metrics import Metrics
 from serve.observe.request_context import REQUEST_ID, RequestContext, context_of, headers_of, new_request_id
@@ -47,33 +47,30 @@ class JsonResponse(Response):
         await send({"type": "http.response.body", "body": self.body})
 
 
-class ErrorResponse(Response):
-    """An error response, whose code is also stored in the request's context."""
+def _described_response(
+    scope: Scope, described: dict[str, str], status: int, headers: Mapping[str, str] | None
+) -> Response:
+    """A response that describes an error, whose code is also stored in the request's context.
 
-    def __init__(self, described: dict[str, str], status: int, headers: Mapping[str, str] | None, *, path: str) -> None:
-        super().__init__(msgspec.json.encode(in_form_of(path, described)), status, headers, "application/json")
-        self.code = described["code"]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Stores the error's code, and sends the response."""
-        context_of(scope).error_code = self.code
-        await super().__call__(scope, receive, send)
-
-
-def error_response(error: StillroomError, headers: Mapping[str, str] | None = None, *, path: str = "") -> Response:
-    """`error` as `{"error": {"code", "message", "field"?}}` with its status; 429 has Retry-After, 401 has WWW-Authenticate.
-
-    For a `path` of the Open Inference Protocol it has that protocol's form: `{"error": message}`.
+    For a path of the Open Inference Protocol it has that protocol's form: `{"error": message}`.
     """
+    context_of(scope).error_code = described["code"]
+    return Response(
+        msgspec.json.encode(in_form_of(scope["path"], described)), status, headers, media_type="application/json"
+    )
+
+
+def error_response(error: StillroomError, scope: Scope) -> Response:
+    """`error` as `{"error": {"code", "message", "field"?}}` with its status; 429 has Retry-After, 401 has WWW-Authenticate."""
     described = {"code": error.code, "message": error.message}
     if error.field is not None:
         described["field"] = error.field
-    sent = dict(headers or {})
+    headers = {}
     if isinstance(error, Overloaded):
-        sent["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, Unauthorized):
-        sent["WWW-Authenticate"] = 'Bearer realm="stillroom"'
-    return ErrorResponse(described, error.http_status, sent, path=path)
+        headers["WWW-Authenticate"] = 'Bearer realm="stillroom"'
+    return _described_response(scope, described, error.http_status, headers)
 
 
 async def on_stillroom_error(request: Request, error: Exception) -> Response:
@@ -81,7 +78,7 @@ async def on_stillroom_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, StillroomError)
     if error.fault == "ours":
         raise error
-    return error_response(error, path=request.url.path)
+    return error_response(error, request.scope)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
@@ -89,16 +86,15 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == NotFound.http_status:
         nothing = NotFound(f"there is nothing at {request.url.path}; see /openapi.json for the endpoints")
-        return error_response(nothing, path=request.url.path)
+        return error_response(nothing, request.scope)
+    described = {"code": "http_error", "message": str(error.detail)}
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
         described = {
             "code": "method_not_allowed",
             "message": f"{request.method} {request.url.path} is not offered; use {allowed}",
         }
-    else:
-        described = {"code": "http_error", "message": str(error.detail)}
-    return ErrorResponse(described, error.status_code, error.headers, path=request.url.path)
+    return _described_response(request.scope, described, error.status_code, error.headers)
 
 
 class RequestMiddleware:
@@ -182,10 +178,16 @@ class RequestMiddleware:
             log.error("request %s to %s failed", context.request_id, shortened(scope["path"]), exc_info=error)
             if begun:  # the answer has begun, so it can only be broken off
                 raise error
-            answer = InternalError(
-                _of_texts(context) or f"the server failed; its log has the reason, under request {context.request_id}"
-            )
-        await error_response(answer, path=scope["path"])(scope, receive, send)
+            answer = InternalError(f"the server failed; its log has the reason, under request {context.request_id}")
+            if context.texts > 1 and context.failed_texts:  # it failed on some of several texts
+                named = [str(place + 1) for place in sorted(context.failed_texts)]
+                which, them = ("text", "it") if len(named) == 1 else ("texts", "them")
+                more = f" and {len(named) - SHOWN_TEXTS} more" if len(named) > SHOWN_TEXTS else ""
+                answer = InternalError(
+                    f"the model failed on {which} {', '.join(named[:SHOWN_TEXTS])}{more} of {context.texts}; send the others without "
+                    f"{them}. The server's log has the reason, under request {context.request_id}"
+                )
+        await error_response(answer, scope)(scope, receive, send)
 
     def _leave(self, scope: Scope, context: RequestContext, key: Key | None) -> None:
         took_s = time.perf_counter() - context.begun_s
@@ -202,22 +204,9 @@ class RequestMiddleware:
         if context.error_code is not None:
             self.metrics.errors.labels(endpoint, context.error_code).inc()
         if self.traces:
-            self.traces.add(scope, context, endpoint, context.status, context.request_id)
+            self.traces.add(scope, context, endpoint)
         if not (context.status == 200 and scope["path"] in PROBED) and access_log.isEnabledFor(logging.INFO):
             note("request", access_fields(scope, context, took_s))
-
-
-def _of_texts(context: RequestContext) -> str:
-    """Which of several texts the model failed on, for the client; empty if it is none of them."""
-    if context.texts < 2 or not context.failed_texts:
-        return ""
-    named = [str(place + 1) for place in sorted(context.failed_texts)]
-    which, them = ("text", "it") if len(named) == 1 else ("texts", "them")
-    more = f" and {len(named) - SHOWN_TEXTS} more" if len(named) > SHOWN_TEXTS else ""
-    return (
-        f"the model failed on {which} {', '.join(named[:SHOWN_TEXTS])}{more} of {context.texts}; send the others without {them}. "
-        f"The server's log has the reason, under request {context.request_id}"
-    )
 
 
 def access_fields(scope: Scope, context: RequestContext, took_s: float) -> dict[str, object]:

@@ -1,16 +1,12 @@
 """The endpoints of `/v1` and the pages, and what all endpoints share: models, limits, metrics."""
 
 import asyncio
-import base64
-import hashlib
 import logging
-import re
-import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.applications import Starlette
@@ -21,11 +17,10 @@ from serve.bundle.remote_files import shown
 from serve.errors import BadInput, BundleError, DeadlineExceeded, NotFound, StillroomError, Unavailable
 from serve.http.connections.exchange import GONE
 from serve.http.connections.sockets import reloading_on_hangup
-from serve.http.deadlines import Deadlines
+from serve.http.deadlines import Deadlines, in_a_thread
 from serve.http.middleware import JsonResponse
-from serve.http.openapi.docs_page import at_address, docs_page
-from serve.http.openapi.v1 import openapi
-from serve.http.v1.requests import decode, read_json
+from serve.http.openapi import ADDRESS, BASE, content_security_policy, docs_page, openapi
+from serve.http.request_bodies import decode, read_json
 from serve.model.work_items import Work
 from serve.observe.front_metrics import FrontMetrics
 from serve.observe.logs import FIELDS
@@ -44,8 +39,6 @@ log = logging.getLogger("serve")
 OPEN_S = 600.0
 
 WARMING = Unavailable("the models are warming up; ask again in a second")
-
-Result = TypeVar("Result")
 
 PAGE = Path(__file__).parent / "page" / "index.html"
 
@@ -174,7 +167,9 @@ class Service:
     async def docs(self, request: Request) -> Response:
         """GET /docs: the same as a web page."""
         described = self._api_description()
-        page = at_address(described.page, request.url.scheme, request.headers.get("host", ""))
+        page, host = described.page, request.headers.get("host", "")
+        if ADDRESS.fullmatch(host):  # so that its commands can be copied
+            page = page.replace(BASE, f"{request.url.scheme}://{host}")
         return Response(page, headers=described.page_headers, media_type="text/html; charset=utf-8")
 
     def _api_description(self) -> ApiDescription:
@@ -216,7 +211,7 @@ class Service:
                 raise ClientDisconnect
             if left_s <= 0:
                 raise TimeoutError
-            return await model.answers(list(works), context, answered)
+            return await model.answers(works, context, answered)
         except TimeoutError as error:
             limit_s = min(allowed_s, self.limits.answer_s)
             whose = f"{TIMEOUT_HEADER.title()} allows" if allowed_s <= self.limits.answer_s else "this server allows"
@@ -293,56 +288,6 @@ class Service:
             self.on_warm()
             fields = {"models": ",".join(self.models), "seconds": round(time.perf_counter() - began_s, 2)}
             log.info("ready", extra={FIELDS: fields})
-
-
-def content_security_policy(page: str) -> str:
-    """A policy that allows `page` only its own inline styles and scripts, by their hashes, and calls to this server."""
-    hashes = {
-        tag: " ".join(
-            f"'sha256-{base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()}'"
-            for inline in re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
-        )
-        for tag in ("style", "script")
-    }
-    return (
-        f"default-src 'none'; style-src {hashes['style']}; script-src {hashes['script']}; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-
-
-async def in_a_thread(call: Callable[[], Result], limit_s: float) -> Result:
-    """What `call` returns or raises, a TimeoutError of its own too. TimeoutError after `limit_s`; then nobody waits for it any longer.
-
-    Unlike with asyncio.to_thread, the program may end before it does: a download may take long.
-    """
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[Result] = loop.create_future()
-
-    def give(result: Result | None, error: BaseException | None) -> None:
-        if outcome.done():  # cancelled
-            return
-        if error is not None:
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(cast(Result, result))
-
-    def work() -> None:
-        result, error = None, None
-        try:
-            result = call()
-        except BaseException as raised:
-            error = raised
-        with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(give, result, error)
-
-    threading.Thread(target=work, name="reload", daemon=True).start()
-    try:
-        async with asyncio.timeout(limit_s) as limit:
-            return await outcome
-    except TimeoutError as error:
-        if not limit.expired():
-            raise
-        raise TimeoutError(f"it took longer than {limit_s:g} s") from error
 
 
 async def _hung_up(request: Request) -> None:

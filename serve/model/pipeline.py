@@ -5,13 +5,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 from tokenizers import Encoding
 
-from serve.bundle.runtimes import Device
-from serve.bundle.variant_choice import choose
+from serve.bundle.runtimes import Device, choose
 from serve.errors import BadInput, BundleError, InternalError, StillroomError
 from serve.model.session import Session
 from serve.model.work_items import Logits, Parts, TokenWork, Work
@@ -48,12 +47,27 @@ WorkResult = Answer | Logits | StillroomError
 Read = Row | WindowedText
 
 
+class PipelineOptions(TypedDict, total=False):
+    """Options of a call of `Pipeline`; their defaults are those of `AnswerOptions`."""
+
+    top_k: int | None
+    min_score: float
+    offsets: OffsetUnit
+    aggregation: Aggregation
+    constrained: bool
+    truncate: bool
+    abstain: bool
+    promise: str | None
+    encoding_format: EncodingFormat
+    dimensions: int | None
+
+
 class Pipeline:
     """An opened bundle, of a folder or a URL; call it with texts.
 
     `variant` is a precision that the bundle has (None: its default), `threads` the threads of one call of the model (None: one
     for every core that this process may use). `openvino` says whether a variant for OpenVINO runs in it (None: where it is
-    installed); otherwise onnxruntime runs it. `device` "cuda" is a GPU, see `serve.bundle.variant_choice.choose_for_gpu`. Notes
+    installed); otherwise onnxruntime runs it. `device` "cuda" is a GPU, see `serve.bundle.runtimes.choose_for_gpu`. Notes
     about the bundle are logged, unless `log_notes` is false.
     BundleError when the bundle is damaged or its graph does not fit its labels.
 
@@ -97,20 +111,7 @@ class Pipeline:
 
     @overload
     def __call__(
-        self,
-        text: str | Mapping[str, object],
-        *,
-        text_pair: str | None = None,
-        top_k: int | None = None,
-        min_score: float = 0.0,
-        offsets: OffsetUnit = "codepoints",
-        aggregation: Aggregation = "first",
-        constrained: bool = False,
-        truncate: bool = False,
-        abstain: bool = False,
-        promise: str | None = None,
-        encoding_format: EncodingFormat = "float",
-        dimensions: int | None = None,
+        self, text: str | Mapping[str, object], *, text_pair: str | None = None, **options: Unpack[PipelineOptions]
     ) -> Answer: ...
 
     @overload
@@ -119,16 +120,7 @@ class Pipeline:
         text: list[str] | Sequence[Mapping[str, object]],
         *,
         text_pair: list[str] | None = None,
-        top_k: int | None = None,
-        min_score: float = 0.0,
-        offsets: OffsetUnit = "codepoints",
-        aggregation: Aggregation = "first",
-        constrained: bool = False,
-        truncate: bool = False,
-        abstain: bool = False,
-        promise: str | None = None,
-        encoding_format: EncodingFormat = "float",
-        dimensions: int | None = None,
+        **options: Unpack[PipelineOptions],
     ) -> list[Answer]: ...
 
     def __call__(
@@ -136,16 +128,7 @@ class Pipeline:
         text: str | Mapping[str, object] | list[str] | Sequence[Mapping[str, object]],
         *,
         text_pair: str | list[str] | None = None,
-        top_k: int | None = None,
-        min_score: float = 0.0,
-        offsets: OffsetUnit = "codepoints",
-        aggregation: Aggregation = "first",
-        constrained: bool = False,
-        truncate: bool = False,
-        abstain: bool = False,
-        promise: str | None = None,
-        encoding_format: EncodingFormat = "float",
-        dimensions: int | None = None,
+        **options: Unpack[PipelineOptions],
     ) -> Answer | list[Answer]:
         """The answer for one text, or a list of answers in the order of the texts: the elements of `results` of the server.
 
@@ -156,15 +139,12 @@ class Pipeline:
         `offsets` is the unit of `start` and `end`. `promise` is one that the bundle makes, for classes and entities. BadInput for
         anything that is not text, and for a relation without its parts.
         """
-        options = AnswerOptions(
-            min_score=min_score, offsets=offsets, top_k=top_k, encoding_format=encoding_format, dimensions=dimensions,
-            aggregation=aggregation, constrained=constrained, truncate=truncate, abstain=abstain, promise=promise,
-        )  # fmt: skip
-        given = self.task.texts_of(text, offsets)
+        asked = AnswerOptions(**options)
+        given = self.task.texts_of(text, asked.offsets)
         texts, pairs = as_texts(given), pairs_of(given, text_pair)
         self._check(texts, pairs)
         seconds: list[str] | list[None] = pairs or [None] * len(texts)
-        works = [TextWork(*each, options) for each in zip(texts, seconds, strict=True)]
+        works = [TextWork(*each, asked) for each in zip(texts, seconds, strict=True)]
         answers: dict[int, Answer] = {}
         for done, _ in self.answered(works):
             for place, answer in done:
@@ -261,7 +241,13 @@ class Pipeline:
                 if min(work.input_ids) >= 0 and max(work.input_ids) < self._vocabulary:
                     read[place] = TokenRow(work.input_ids, work.attention_mask, work.token_type_ids)
                 else:
-                    failed.append((place, self._strange_id(work.input_ids)))
+                    wrong = next(each for each in work.input_ids if not 0 <= each < self._vocabulary)
+                    strange = BadInput(
+                        f"input_ids has {wrong}; the ids of {self.manifest.name!r} are 0 to {self._vocabulary - 1}: "
+                        "tokenise with the bundle's tokenizer.json",
+                        field="input_ids",
+                    )
+                    failed.append((place, strange))
             else:
                 (singles if work.pair is None else pairs).append((place, work))
         for group in (singles, pairs):
@@ -281,14 +267,6 @@ class Pipeline:
     def _vocabulary(self) -> int:
         """The largest id plus 1. With a larger id a runtime fails, or reads memory outside the embedding."""
         return max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-
-    def _strange_id(self, ids: list[int]) -> BadInput:
-        wrong = next(each for each in ids if not 0 <= each < self._vocabulary)
-        return BadInput(
-            f"input_ids has {wrong}; the ids of {self.manifest.name!r} are 0 to {self._vocabulary - 1}: "
-            "tokenise with the bundle's tokenizer.json",
-            field="input_ids",
-        )
 
     def _readings(self, works: list[TextWork]) -> list[Read]:
         """The row or windows of each text; all have a pair, or none has. BadInput for one that cannot be answered."""

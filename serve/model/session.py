@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from serve.bundle.cpu_quota import available_cores
+from serve.bundle.cpu import available_cores
 from serve.bundle.runtimes import CUDA, INSTALL_ONNXRUNTIME_GPU, INSTALL_OPENVINO, Device, Runtime
 from serve.errors import BundleError, InternalError
 

@@ -5,7 +5,7 @@ import struct
 import msgspec
 
 from serve.bundle.runtimes import Device, Runtime
-from serve.text.inputs import TextWork, estimated_tokens
+from serve.text.inputs import TextWork
 
 LENGTH = struct.Struct("<I")  # before each message: its length in bytes
 
@@ -85,11 +85,6 @@ class Opened(msgspec.Struct, frozen=True):
     """The worker's first message, once it has warmed up; or why it cannot serve."""
 
     error: str | None = None
-
-
-def estimated_work_tokens(work: Work) -> int:
-    """The cost of a work item in computed tokens: exact for token ids, estimated for a text that is not cut."""
-    return len(work.input_ids) if isinstance(work, TokenWork) else estimated_tokens(work)
 
 
 def packed(message: object) -> bytes:

@@ -33,7 +33,11 @@ class FrontMetrics:
 
         async def answer(_: asyncio.StreamReader, asking: asyncio.StreamWriter) -> None:
             with suppress(OSError):
-                if _same_user(asking.get_extra_info("socket").fileno()):
+                user = os.getuid()
+                if hasattr(socket, "SO_PEERCRED"):  # some names of sockets have no owner, so that any user may ask
+                    with socket.socket(fileno=os.dup(asking.get_extra_info("socket").fileno())) as other:
+                        _, user, _ = struct.unpack("3i", other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+                if user == os.getuid():
                     asking.write((self._own() + END).encode())
                     await asking.drain()
             asking.close()
@@ -57,7 +61,15 @@ class FrontMetrics:
             return self._own()
         with suppress(OSError, TimeoutError):
             async with asyncio.timeout(ASK_S):
-                reader, writer = await _connected(self._place(number))
+                asking = socket.socket(socket.AF_UNIX)
+                try:
+                    # uvloop cuts a path that begins with a zero byte, so the socket is connected before.
+                    asking.setblocking(False)
+                    await asyncio.get_running_loop().sock_connect(asking, self._place(number))
+                    reader, writer = await asyncio.open_unix_connection(sock=asking)
+                except BaseException:
+                    asking.close()
+                    raise
                 try:
                     text = (await reader.read()).decode()
                 finally:
@@ -70,40 +82,19 @@ class FrontMetrics:
         return f"{self._sockets}metrics-{number}"
 
 
-async def _connected(place: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection to the Unix socket at `place`. uvloop cuts a path that begins with a zero byte, so the socket is connected before."""
-    asking = socket.socket(socket.AF_UNIX)
-    try:
-        asking.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(asking, place)
-        return await asyncio.open_unix_connection(sock=asking)
-    except BaseException:
-        asking.close()
-        raise
-
-
-def _same_user(descriptor: int) -> bool:
-    """Whether the process at the other end of a socket is of this process's user: some names of sockets have no owner."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        return True
-    with socket.socket(fileno=os.dup(descriptor)) as other:
-        _, user, _ = struct.unpack("3i", other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return bool(user == os.getuid())
-
-
 def labelled(text: str, front: int) -> str:
     """`text`, in Prometheus's format, with the label `front` in every series."""
-    return "".join(f"{_labelled_line(line, front)}\n" for line in _lines(text))
-
-
-def _labelled_line(line: str, front: int) -> str:
-    if line.startswith("#"):
-        return line
-    name, brace, labels = line.partition("{")
-    if brace and " " not in name:
-        return f'{name}{{front="{front}",{labels}'
-    name, _, value = line.partition(" ")
-    return f'{name}{{front="{front}"}} {value}'
+    lines = []
+    for line in _lines(text):
+        name, brace, labels = line.partition("{")
+        if line.startswith("#"):
+            lines.append(line)
+        elif brace and " " not in name:
+            lines.append(f'{name}{{front="{front}",{labels}')
+        else:
+            name, _, value = line.partition(" ")
+            lines.append(f'{name}{{front="{front}"}} {value}')
+    return "".join(f"{line}\n" for line in lines)
 
 
 def together(texts: Iterable[str]) -> str:

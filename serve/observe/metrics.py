@@ -1,18 +1,38 @@
-"""The server's metrics for Prometheus. Each app has its own registry, so that two apps in one process do not mix."""
+"""The server's metrics for Prometheus, and the watch on texts that are unlike those of validation.
 
+Each app has its own registry, so that two apps in one process do not mix.
+"""
+
+import logging
+import math
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
+from typing import Literal, NamedTuple
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
+
+from serve.observe.logs import FIELDS
+
+log = logging.getLogger("serve")
 
 # Seconds: from one short text at an idle server to a full queue.
 LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 # Seconds: from the tokens of one short text to a long batch of a slow model.
 STAGE_BUCKETS_S = (0.0001, 0.0002, 0.0005, *LATENCY_BUCKETS_S[:-1])
 BATCH_BUCKETS_TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+# See `Drift`.
+WINDOW_TEXTS = 250
+LONG_WINDOWS = 4
+ALARM_DEVIATIONS = 5.0
+# `confidence` is the mean of `serve.text.answers.confidence` over texts, `tokens` that of their lengths.
+Quantity = Literal["confidence", "tokens"]
+# Where all texts of validation are alike, a change by less than a third of this is no alarm.
+LEAST_DEVIATION = {"confidence": 0.01, "tokens": 0.5}
 
 
 class Counter:
@@ -101,11 +121,7 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         self.requests = Counter("stillroom_requests", "Requests answered", ["endpoint", "status"], registry=registry)
         self.request_seconds = Histogram(
-            "stillroom_request_seconds",
-            "Seconds from request to answer",
-            ["endpoint"],
-            LATENCY_BUCKETS_S,
-            registry,
+            "stillroom_request_seconds", "Seconds from request to answer", ["endpoint"], LATENCY_BUCKETS_S, registry
         )
         self.errors = Counter(
             "stillroom_errors",
@@ -121,11 +137,7 @@ class Metrics:
             registry,
         )
         self.batch_texts = Histogram(
-            "stillroom_batch_texts",
-            "Texts in one run of the model",
-            ["model"],
-            BATCH_BUCKETS_TEXTS,
-            registry,
+            "stillroom_batch_texts", "Texts in one run of the model", ["model"], BATCH_BUCKETS_TEXTS, registry
         )
         self.stage_seconds = Histogram(
             "stillroom_stage_seconds",
@@ -169,10 +181,7 @@ class Metrics:
         self.queue_texts = Gauge("stillroom_queue_texts", "Texts that wait for the model", ["model"], registry=registry)
         self.processes = Gauge("stillroom_processes", "Worker processes that can compute", ["model"], registry=registry)
         self.model_info = Gauge(
-            "stillroom_model_info",
-            "1 for each model served",
-            ["model", "task", "variant", "digest"],
-            registry=registry,
+            "stillroom_model_info", "1 for each model served", ["model", "task", "variant", "digest"], registry=registry
         )
         self.connections = Gauge("stillroom_connections", "Open connections", registry=registry)
         self.shed = Counter(
@@ -184,10 +193,7 @@ class Metrics:
         for reason in ("full", "behind"):  # present from the start: in Prometheus a sum with a missing series is empty
             self.shed.labels(reason)
         self.connections_cut = Counter(
-            "stillroom_connections_cut",
-            "Connections cut off or refused, by reason",
-            ["reason"],
-            registry=registry,
+            "stillroom_connections_cut", "Connections cut off or refused, by reason", ["reason"], registry=registry
         )
         self.key_requests = Counter(
             "stillroom_key_requests", "Requests by the name of their key", ["key", "status"], registry=registry
@@ -219,32 +225,63 @@ class Metrics:
         self._serving[model] = (model, task, variant, digest)
         self.model_info.labels(*self._serving[model]).set(1)
 
-    def answered(self, model: str, queue_s: float) -> None:
-        """Counts one request that a model has answered."""
-        self.queue_seconds.labels(model).observe(queue_s)
-
-    def ran(
-        self,
-        model: str,
-        *,
-        texts: int,
-        tokens: int,
-        padded_tokens: int,
-        tokenise_s: float,
-        run_s: float,
-        decode_s: float,
-    ) -> None:
-        """Counts one run of a model. Without texts it counts only the time to tokenise a batch in which some texts failed."""
-        if tokenise_s:  # of the whole batch, given with its first run
-            self.stage_seconds.labels(model, "tokenise").observe(tokenise_s)
-        if not texts:
-            return
-        self.batch_texts.labels(model).observe(texts)
-        self.stage_seconds.labels(model, "run").observe(run_s)
-        self.stage_seconds.labels(model, "decode").observe(decode_s)
-        self.tokens.labels(model, "text").inc(tokens)
-        self.tokens.labels(model, "padding").inc(padded_tokens - tokens)
-
     def text(self) -> bytes:
         """All metrics in Prometheus's text format."""
         return generate_latest(self.registry)
+
+
+class Expected(NamedTuple):
+    """The mean and the standard deviation over `texts` texts of validation."""
+
+    texts: int
+    mean: float
+    deviation: float
+
+
+def deviations(mean: float, texts: int, expected: Expected, least: float = LEAST_DEVIATION["confidence"]) -> float:
+    """How many standard deviations, each `least` or more for one text, a mean over `texts` texts is above that of validation."""
+    deviation = max(expected.deviation, least)
+    return (mean - expected.mean) / (deviation * math.sqrt(1 / texts + 1 / expected.texts))
+
+
+class Drift:
+    """Watches a quantity of the texts of the model called `model`: how sure it is of its answers, or how long they are.
+
+    It logs when they are no longer like those of the validation split, and when they are as before. Every `WINDOW_TEXTS` texts, their
+    mean, and that of the last `LONG_WINDOWS` windows together, are compared with that of validation: z = (mean - mu) / (sigma
+    sqrt(1/n + 1/N)), with mu and sigma of the N texts of validation. Beyond `ALARM_DEVIATIONS` the texts have changed: one window shows a
+    large change soon, several show a small one. No window of texts like those of validation reached that
+    (docs/measurements/server.md, "Drift"), though both quantities are skewed.
+    """
+
+    def __init__(self, model: str, of: Quantity, expected: Expected, metrics: Metrics) -> None:
+        self._model, self._of, self._expected, self._metrics = model, of, expected, metrics
+        self._texts, self._sum = 0, 0.0
+        self._windows: deque[tuple[int, float]] = deque(maxlen=LONG_WINDOWS)  # texts and sum of the last ones
+        self.alarmed = False
+        metrics.drift_expected.labels(model, of).set(expected.mean)
+
+    def add(self, texts: int, total: float) -> None:
+        """Adds `texts` texts, of which `total` is the sum; a whole window is compared, and the next one begins."""
+        self._texts += texts
+        self._sum += total
+        if self._texts < WINDOW_TEXTS:
+            return
+        self._windows.append((self._texts, self._sum))
+        self._texts, self._sum = 0, 0.0
+        last = self._windows[-1]
+        together = sum(count for count, _ in self._windows), sum(of for _, of in self._windows)
+        least = LEAST_DEVIATION[self._of]
+        away = max((deviations(of / count, count, self._expected, least) for count, of in (last, together)), key=abs)
+        self._metrics.drift_mean.labels(self._model, self._of).set(last[1] / last[0])
+        self._metrics.drift_deviations.labels(self._model, self._of).set(away)
+        changed = abs(away) > ALARM_DEVIATIONS
+        fields: dict[str, object] = {"model": self._model, "of": self._of}
+        if changed and not self.alarmed:
+            self._metrics.drift_alarms.labels(self._model, self._of).inc()
+            mean = round(together[1] / together[0], 4)
+            fields |= {"mean": mean, "validation_mean": self._expected.mean, "texts": together[0]}
+            log.warning("texts are unlike those of validation: %.1f deviations", away, extra={FIELDS: fields})
+        if self.alarmed and not changed:
+            log.warning("texts are like those of validation again", extra={FIELDS: fields})
+        self.alarmed = changed

@@ -19,7 +19,6 @@ from serve.observe.request_context import RequestContext
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
-    from opentelemetry.trace import Span
 
 log = logging.getLogger("serve")
 
@@ -46,28 +45,36 @@ class Traces:
         self._tracer = self._provider.get_tracer("stillroom")
         self._propagator = TraceContextTextMapPropagator()
 
-    def add(self, scope: Scope, context: RequestContext, endpoint: str, status: int, request_id: str) -> None:
+    def add(self, scope: Scope, context: RequestContext, endpoint: str) -> None:
         """Adds the spans of a request that has just ended, as children of the caller's span if it sent a `traceparent`.
 
         Only POST is traced: requests to models, and not health checks.
         """
-        from opentelemetry.trace import SpanKind, Status, StatusCode
+        from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
         if scope["method"] != "POST":
             return
         ended_s = time.perf_counter()
         zero_ns = time.time_ns() - int(ended_s * 1e9)  # the time of day at 0 of perf_counter
+        headers = Headers(scope=scope)
         span = self._tracer.start_span(
             f"POST {endpoint}",
-            self._propagator.extract(_trace_headers(Headers(scope=scope))),
+            self._propagator.extract(
+                {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
+            ),
             SpanKind.SERVER,
-            _attributes(context, endpoint, status, request_id),
+            _attributes(context, endpoint),
             start_time=zero_ns + int(context.begun_s * 1e9),
         )
         if span.is_recording():
-            if status >= 500:
+            if context.status >= 500:
                 span.set_status(Status(StatusCode.ERROR))
-            self._add_stages(span, context, zero_ns, ended_s)
+            inside, at_s = set_span_in_context(span), context.queued_s
+            for name, seconds in context.stage_seconds().items():
+                stage = self._tracer.start_span(name, inside, start_time=zero_ns + int(at_s * 1e9))
+                # Stages are timed in another process; none may end after its request.
+                at_s = min(at_s + seconds, ended_s)
+                stage.end(zero_ns + int(at_s * 1e9))
         span.end(zero_ns + int(ended_s * 1e9))
 
     def close(self) -> None:
@@ -78,18 +85,6 @@ class Traces:
             self._provider.shutdown()
         finally:
             giving_up.cancel()
-
-    def _add_stages(self, span: "Span", context: RequestContext, zero_ns: int, ended_s: float) -> None:
-        from opentelemetry.trace import set_span_in_context
-
-        if context.stages is None:
-            return
-        inside = set_span_in_context(span)
-        at_s = context.queued_s
-        for name, seconds in context.stage_seconds().items():
-            stage = self._tracer.start_span(name, inside, start_time=zero_ns + int(at_s * 1e9))
-            at_s = min(at_s + seconds, ended_s)  # stages are timed in another process; none may end after its request
-            stage.end(zero_ns + int(at_s * 1e9))
 
 
 def traces_from_environment(environment: Mapping[str, str] = os.environ) -> Traces | None:
@@ -114,16 +109,12 @@ def traces_from_environment(environment: Mapping[str, str] = os.environ) -> Trac
     return Traces(OTLPSpanExporter())
 
 
-def _trace_headers(headers: Headers) -> dict[str, str]:
-    return {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
-
-
-def _attributes(context: RequestContext, endpoint: str, status: int, request_id: str) -> dict[str, str | int]:
+def _attributes(context: RequestContext, endpoint: str) -> dict[str, str | int]:
     attributes: dict[str, str | int] = {
         "http.request.method": "POST",
         "http.route": endpoint,
-        "http.response.status_code": status,
-        "stillroom.request_id": request_id,
+        "http.response.status_code": context.status,
+        "stillroom.request_id": context.request_id,
     }
     if context.model is not None and context.variant is not None:
         attributes |= {

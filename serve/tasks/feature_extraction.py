@@ -1,7 +1,7 @@
 """Feature extraction: a vector for a text, in the form of OpenAI's endpoint."""
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Annotated, Literal, TypedDict
 
 import msgspec
@@ -12,7 +12,7 @@ from serve.bundle.manifest import Manifest
 from serve.errors import BadInput
 from serve.settings import Limits
 from serve.tasks.request_fields import ModelName, Text, Truncate, answer_options
-from serve.tasks.served_task import Endpoint, ModelFacts, ReadText, ServedTask
+from serve.tasks.served_task import IN_WINDOWS, Described, Endpoint, ModelFacts, ReadText, ServedTask
 from serve.text.answers import NUMBER_DIGITS, AnswerOptions, EncodingFormat
 from serve.text.inputs import TextWork, text_works
 
@@ -83,12 +83,11 @@ class FeatureExtraction(ServedTask):
             yield f"{self.name} has no labels"
         yield from self.kind_faults(manifest)
 
-    def answer_kind(self, labels: Sequence[str], **kinds: bool) -> str:
+    def answer_kind(self, labels: Sequence[str], kinds: Collection[str] = ()) -> str:
         return "sentence vectors"
 
-    def answer_sentence(self, manifest: Manifest) -> str:
-        of_length_1 = ", of length 1" if manifest.normalised else ""
-        return f"It gives a text a vector of {manifest.vector_width} numbers{of_length_1}."
+    def does(self, model: Described) -> str:
+        return f"gives a text a vector of {model.vector_width} numbers{', of length 1' if model.normalised else ''}"
 
     def works_of(self, request: EmbeddingsRequest, limits: Limits) -> list[TextWork]:
         return text_works(request.input, None, answer_options(request), limits, field="input")
@@ -157,11 +156,10 @@ class _Numbers(msgspec.Struct):
 
 FEATURE_EXTRACTION = FeatureExtraction(
     name="feature-extraction",
-    per_token=False,
-    reads_pairs=False,
-    manifest_kinds=(),
     kind="feature-extraction",
     one_text="gives a vector to",
+    names_labels=False,
+    longer_texts=IN_WINDOWS,
     no_abstaining="gives a vector, which it does for every text; leave it out",
     endpoint=Endpoint(
         "/v1/embeddings",

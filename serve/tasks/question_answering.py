@@ -1,6 +1,6 @@
 """Question answering: the part of a context that answers a question, or none."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Annotated, TypedDict
 
 import msgspec
@@ -12,7 +12,7 @@ from serve.bundle.manifest import Manifest
 from serve.errors import BadInput, TooLarge
 from serve.settings import Limits
 from serve.tasks.request_fields import ModelName, Offsets, answer_options
-from serve.tasks.served_task import Endpoint, ModelFacts, ReadText, ServedTask, scores_in
+from serve.tasks.served_task import Described, Endpoint, ModelFacts, ReadText, ServedTask, scores_in
 from serve.text.answers import SCORE_DECIMALS, length_in
 from serve.text.inputs import TextWork, as_texts, check_limits, estimated_tokens
 from serve.text.questions import EVEN_SCORE, Found, QuestionWindows, found_answer, question_rows, tokens_of_windows
@@ -70,11 +70,11 @@ class QuestionAnswering(ServedTask):
         if len(manifest.labels) != 2:
             yield f"{self.name} gives a token two numbers, and there are {len(manifest.labels)} labels"
 
-    def answer_kind(self, labels: Sequence[str], **kinds: bool) -> str:
+    def answer_kind(self, labels: Sequence[str], kinds: Collection[str] = ()) -> str:
         return "answers in a context"
 
-    def answer_sentence(self, manifest: Manifest) -> str:
-        return "It answers questions about a context, or says that it holds no answer."
+    def does(self, model: Described) -> str:
+        return "answers a question from a context, or says that it holds no answer"
 
     def works_of(self, request: AnswerRequest, limits: Limits) -> list[TextWork]:
         questions, contexts = as_texts(request.question, "question"), as_texts(request.context, "context")
@@ -143,7 +143,6 @@ QUESTION_ANSWERING = QuestionAnswering(
     reads_pairs=True,
     manifest_kinds=("pairs",),
     kind="question-answering",
-    one_text="",
     no_abstaining="gives no answer where it finds none; leave it out, or give min_score",
     endpoint=Endpoint(
         "/v1/answer",
@@ -157,4 +156,6 @@ QUESTION_ANSWERING = QuestionAnswering(
     tensors={"score": "FP32"},
     text_fields=("question", "context"),
     needs_pair=True,
+    names_labels=False,
+    longer_texts="A longer context is read whole, in overlapping windows; a question is cut to 64 tokens.",
 )

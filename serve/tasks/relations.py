@@ -14,7 +14,7 @@ from tokenizers import Encoding
 from serve.errors import BadInput
 from serve.settings import Limits
 from serve.tasks.request_fields import Abstain, ModelName, Offsets, Promise, TopK, Truncate, answer_options, options_of
-from serve.tasks.served_task import Endpoint, ModelFacts
+from serve.tasks.served_task import Described, Endpoint, ModelFacts
 from serve.tasks.text_classification import (
     LABEL_TENSORS,
     ClassifyRequest,
@@ -83,6 +83,11 @@ class RelationItemsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=T
 class Relations(TextClassification):
     """The relation of the head of a text to its tail."""
 
+    def does(self, model: Described) -> str:
+        opening, closing, second_opening, second_closing = MARKERS
+        parts = f"`{opening} one {closing}` and `{second_opening} other {second_closing}`"
+        return f"{super().does(model)} by two of its parts, {parts}"
+
     @property
     def tensor_options(self) -> list[str]:
         return options_of(ClassifyRequest)  # a text has its markers already, and so no offsets
@@ -139,21 +144,17 @@ class _Form(msgspec.Struct):
 
 
 def _marked_item(given: Mapping[str, object], name: str, path: str, unit: OffsetUnit) -> str:
-    item = item_of(given, name)
-    require_unicode(item.text, f"{path}text", 0, 1)
-    return marked_text(item.text, item.head, item.tail, path=path, unit=unit)
-
-
-def item_of(given: Mapping[str, object], name: str) -> RelationItem:
-    """The item in `given`, such as `{"text": ..., "head": {"start": ..., "end": ...}, "tail": ...}`; BadInput names the field `name`."""
+    """The text of the item in `given`, with markers. BadInput names the field `name`, and in it those that begin with `path`."""
     if not {"head", "tail"} <= given.keys():
         raise BadInput(f"{name}: {UNMARKED}", field=name)
     try:
-        return msgspec.convert(dict(given), RelationItem)
+        item = msgspec.convert(dict(given), RelationItem)
     except msgspec.ValidationError as error:
         raise BadInput(
             f'{name}: {error}; give {{"text", "head", "tail"}}, the last two as {{"start", "end"}}', field=name
         ) from error
+    require_unicode(item.text, f"{path}text", 0, 1)
+    return marked_text(item.text, item.head, item.tail, path=path, unit=unit)
 
 
 def marked_text(text: str, head: Part, tail: Part, *, path: str = "", unit: OffsetUnit = "codepoints") -> str:
@@ -211,12 +212,10 @@ def _code_point(text: str, offset: int, field: str, unit: OffsetUnit) -> int:
 
 RELATIONS = Relations(
     name="text-classification",
-    per_token=False,
-    reads_pairs=False,
     manifest_kinds=("multi_label", "relations", "pairs"),
     kind="relations",
     one_text="is for relations in",
-    no_abstaining="",
+    longer_texts="Of a longer text it reads the window around the two parts, and the answer says so.",
     endpoint=Endpoint(
         "/v1/relations",
         "relations",

@@ -4,15 +4,15 @@ Each file of this folder has one such object. It is looked up once, where a bund
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 from tokenizers import Encoding
 
-from serve.bundle.manifest import Bundle, Manifest, TaskName, label_faults
+from serve.bundle.manifest import Bundle, Manifest, TaskName, kinds_of, label_faults
 from serve.errors import BadInput
 from serve.settings import Limits
 from serve.tasks.request_fields import options_of
@@ -25,6 +25,22 @@ Datatype = Literal["BYTES", "FP32"]
 
 # What the answer for which a promise was made depends on, and the values that it was made for.
 PROMISED_WITH = {"min_score": 0.0, "abstain": False, "aggregation": "first", "constrained": False}
+
+
+IN_WINDOWS = 'A longer text is read whole, in overlapping windows; `"truncate": true` cuts it, and the answer says so.'
+
+
+class Described(Protocol):
+    """What a description of a model needs to know of it."""
+
+    @property
+    def multi_label(self) -> bool: ...
+    @property
+    def pairs(self) -> bool: ...
+    @property
+    def vector_width(self) -> int: ...
+    @property
+    def normalised(self) -> bool: ...
 
 
 class Endpoint(NamedTuple):
@@ -97,28 +113,34 @@ class ServedTask(ABC):
     """A task of the server and of `Pipeline`."""
 
     name: TaskName
-    per_token: bool
-    """Whether the model gives numbers to each token; otherwise it gives them to each text."""
-    reads_pairs: bool
-    """Whether it may read two texts at once."""
-    manifest_kinds: tuple[str, ...]
-    """Which of the flags `multi_label`, `relations` and `pairs` a manifest of it may have."""
     kind: str
     """In `/v1` and in messages; differs from the name where models of one task have different endpoints."""
-    one_text: str
-    """What it does to one text, for models that never read two: "finds entities in"; otherwise empty."""
-    no_abstaining: str
-    """Why a model cannot abstain, and what to do instead; empty if it can."""
     endpoint: Endpoint
     answer_type: Any
     """The TypedDict of the answer to one text."""
-    tensors: Mapping[str, Datatype]
+    per_token: bool = False
+    """Whether the model gives numbers to each token; otherwise it gives them to each text."""
+    reads_pairs: bool = False
+    """Whether it may read two texts at once."""
+    manifest_kinds: tuple[str, ...] = ()
+    """Which of the flags `multi_label`, `relations` and `pairs` a manifest of it may have."""
+    one_text: str = ""
+    """What it does to one text, for models that never read two: "finds entities in"."""
+    no_abstaining: str = ""
+    """Why a model cannot abstain, and what to do instead; empty if it can."""
+    tensors: Mapping[str, Datatype] = field(default_factory=dict)
     """The outputs of `/v2` for texts, beside `answer` and `logits`."""
     text_fields: tuple[str, str] = ("text", "text_pair")
     """The fields of a row of data that hold its two texts."""
     needs_pair: bool = False
     reads_markers: bool = False
     """Whether the parts of a text that it is asked about stand between markers."""
+    names_labels: bool = True
+    """Whether an answer is made of labels, which have names and probabilities."""
+    longer_texts: str = f"{IN_WINDOWS} A longer pair of texts is cut."
+    """How it reads a text that is longer than the model takes."""
+    hub_task: str = ""
+    """Its name on the Hub, where that is another one."""
 
     @property
     def option_names(self) -> list[str]:
@@ -141,21 +163,21 @@ class ServedTask(ABC):
 
     def kind_faults(self, manifest: Manifest) -> Iterator[str]:
         """The kinds of classification that the manifest has and the task has not."""
-        for kind in ("multi_label", "relations", "pairs"):
-            if getattr(manifest, kind) and kind not in self.manifest_kinds:
+        for kind in kinds_of(manifest):
+            if kind not in self.manifest_kinds:
                 yield f"{kind} is for text-classification, not for {self.name}"
 
     @abstractmethod
-    def answer_kind(self, labels: Sequence[str], **kinds: bool) -> str:
-        """The kind of a model's answers in words, such as "single label"; `kinds` are those of its manifest, see `manifest_kinds`."""
+    def answer_kind(self, labels: Sequence[str], kinds: Collection[str] = ()) -> str:
+        """The kind of a model's answers in words, such as "single label"; `kinds` are its `kinds_of`."""
 
     def label_names(self, labels: Sequence[str]) -> Sequence[str]:
         """The names that answers give, of a model with these `labels`."""
         return labels
 
-    def answer_sentence(self, manifest: Manifest) -> str:
-        """What the model gives, as a sentence, where labels do not say it; otherwise empty."""
-        return ""
+    @abstractmethod
+    def does(self, model: Described) -> str:
+        """What `model` does, as the end of a sentence: "finds entities in text"."""
 
     # Requests.
 
@@ -186,9 +208,21 @@ class ServedTask(ABC):
     # From a text to rows.
 
     def check_options(self, options: AnswerOptions, model: ModelFacts) -> None:
-        """BadInput for an option that `model` cannot follow."""
-        if options.promise is not None:
-            check_promise(options, options.promise, model)
+        """BadInput for an option that `model` cannot follow, such as a promise that it does not make."""
+        promise = options.promise
+        if promise is not None:
+            if voided := [name for name, usual in PROMISED_WITH.items() if getattr(options, name) != usual]:
+                raise BadInput(
+                    f"{voided[0]}: promise {promise!r} was made for answers without {voided[0]}; leave one of the two out",
+                    field=voided[0],
+                )
+            if promise not in model.promises:
+                known = f"its promises are {', '.join(sorted(model.promises))}" if model.promises else "it makes none"
+                raise BadInput(
+                    f"promise: variant {model.variant!r} of {model.name!r} does not promise {promise!r}; {known}. `--promise` of "
+                    "`stillroom run` and `export` makes one",
+                    field="promise",
+                )
         if not options.abstain:
             return
         if self.no_abstaining:
@@ -232,23 +266,6 @@ class ServedTask(ABC):
     def answer_unwindowed(self, read: ReadText, logits: np.ndarray, model: ModelFacts) -> Any:
         """The answer of a model that read the whole text, or what was cut of it, in one row."""
         return self.answer(read, logits, model)
-
-
-def check_promise(options: AnswerOptions, promise: str, model: ModelFacts) -> None:
-    """BadInput for a promise that the bundle does not make, or with options that would give other answers than it was made for."""
-    if voided := [name for name, usual in PROMISED_WITH.items() if getattr(options, name) != usual]:
-        raise BadInput(
-            f"{voided[0]}: promise {promise!r} was made for answers without {voided[0]}; leave one of the two out",
-            field=voided[0],
-        )
-    if promise in model.promises:
-        return
-    known = f"its promises are {', '.join(sorted(model.promises))}" if model.promises else "it makes none"
-    raise BadInput(
-        f"promise: variant {model.variant!r} of {model.name!r} does not promise {promise!r}; {known}. `--promise` of "
-        "`stillroom run` and `export` makes one",
-        field="promise",
-    )
 
 
 def scores_in(answers: Sequence[bytes]) -> np.ndarray:

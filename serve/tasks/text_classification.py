@@ -1,6 +1,6 @@
 """Text classification: one label of a text or of a pair, or any number of labels that apply. `serve.tasks.relations` is its third kind."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NotRequired, TypedDict
 
 import msgspec
@@ -8,7 +8,7 @@ import numpy as np
 
 from serve.settings import Limits
 from serve.tasks.request_fields import Abstain, ModelName, Promise, Text, TextPair, TopK, Truncate, answer_options
-from serve.tasks.served_task import Datatype, Endpoint, ModelFacts, ReadText, ServedTask
+from serve.tasks.served_task import Datatype, Described, Endpoint, ModelFacts, ReadText, ServedTask
 from serve.text.answers import SCORE_DECIMALS, sigmoid, softmax
 from serve.text.inputs import TextWork, text_works
 from serve.text.labels import applies
@@ -56,9 +56,12 @@ class ClassifyResponse(TypedDict):
 class TextClassification(ServedTask):
     """A text, or a pair of texts, gets labels with their probabilities."""
 
-    def answer_kind(self, labels: Sequence[str], **kinds: bool) -> str:
-        of = ", relations" if kinds.get("relations") else ", text pairs" if kinds.get("pairs") else ""
-        return ("multi-label" if kinds.get("multi_label") else "single label") + of
+    def answer_kind(self, labels: Sequence[str], kinds: Collection[str] = ()) -> str:
+        of = ", relations" if "relations" in kinds else ", text pairs" if "pairs" in kinds else ""
+        return ("multi-label" if "multi_label" in kinds else "single label") + of
+
+    def does(self, model: Described) -> str:
+        return "says which labels apply to a text" if model.multi_label else "gives a text its label"
 
     def works_of(self, request: ClassifyRequest, limits: Limits) -> list[TextWork]:
         return text_works(request.text, request.text_pair, answer_options(request), limits)
@@ -103,12 +106,9 @@ LABEL_TENSORS: dict[str, Datatype] = {"label": "BYTES", "score": "FP32"}
 
 TEXT_CLASSIFICATION = TextClassification(
     name="text-classification",
-    per_token=False,
     reads_pairs=True,
     manifest_kinds=("multi_label", "relations", "pairs"),
     kind="text-classification",
-    one_text="",
-    no_abstaining="",
     endpoint=Endpoint(
         "/v1/classify",
         "classify",

@@ -1,6 +1,6 @@
 """Text regression: a number for a text or a pair of texts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TypedDict
 
 import msgspec
@@ -9,7 +9,7 @@ import numpy as np
 from serve.bundle.manifest import Manifest
 from serve.settings import Limits
 from serve.tasks.request_fields import ModelName, Text, TextPair, Truncate, answer_options
-from serve.tasks.served_task import Endpoint, ModelFacts, ReadText, ServedTask, scores_in
+from serve.tasks.served_task import Described, Endpoint, ModelFacts, ReadText, ServedTask, scores_in
 from serve.text.answers import NUMBER_DIGITS
 from serve.text.inputs import TextWork, text_works
 
@@ -46,11 +46,11 @@ class TextRegression(ServedTask):
         if len(manifest.labels) > 1:
             yield f"{self.name} gives a text one number, and there are {len(manifest.labels)} labels"
 
-    def answer_kind(self, labels: Sequence[str], **kinds: bool) -> str:
-        return "a number" + (" for text pairs" if kinds.get("pairs") else "")
+    def answer_kind(self, labels: Sequence[str], kinds: Collection[str] = ()) -> str:
+        return "a number" + (" for text pairs" if "pairs" in kinds else "")
 
-    def answer_sentence(self, manifest: Manifest) -> str:
-        return "It gives a text a number."
+    def does(self, model: Described) -> str:
+        return f"gives a {'pair of texts' if model.pairs else 'text'} a number"
 
     def works_of(self, request: ScoreRequest, limits: Limits) -> list[TextWork]:
         return text_works(request.text, request.text_pair, answer_options(request), limits)
@@ -65,11 +65,11 @@ class TextRegression(ServedTask):
 
 TEXT_REGRESSION = TextRegression(
     name="text-regression",
-    per_token=False,
     reads_pairs=True,
     manifest_kinds=("pairs",),
     kind="text-regression",
-    one_text="",
+    names_labels=False,
+    hub_task="text-classification",
     no_abstaining="gives a number, which it does for every text; leave it out",
     endpoint=Endpoint(
         "/v1/score",

@@ -1,6 +1,6 @@
 """Token classification: entities of a text, with offsets in the caller's unit."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, TypedDict
 
 import msgspec
@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from serve.settings import Limits
 from serve.tasks.request_fields import ModelName, Offsets, Promise, Text, Truncate, answer_options
-from serve.tasks.served_task import Endpoint, ModelFacts, ReadText, ServedTask
+from serve.tasks.served_task import IN_WINDOWS, Described, Endpoint, ModelFacts, ReadText, ServedTask
 from serve.text.answers import SCORE_DECIMALS, OffsetUnit, confidence, length_in, softmax
 from serve.text.inputs import TextWork, text_works
 from serve.text.labels import entity_labels, schemes
@@ -69,8 +69,11 @@ class EntitiesResponse(TypedDict):
 class TokenClassification(ServedTask):
     """Each token gets a tag; tags of words become entities."""
 
-    def answer_kind(self, labels: Sequence[str], **kinds: bool) -> str:
+    def answer_kind(self, labels: Sequence[str], kinds: Collection[str] = ()) -> str:
         return f"entities, {' and '.join(sorted(set(schemes(tuple(labels)).values())))}"
+
+    def does(self, model: Described) -> str:
+        return "finds entities in text"
 
     def label_names(self, labels: Sequence[str]) -> Sequence[str]:
         return entity_labels(labels)
@@ -122,10 +125,9 @@ def _entities(text: str, spans: list[Span], unit: OffsetUnit) -> list[Entity]:
 TOKEN_CLASSIFICATION = TokenClassification(
     name="token-classification",
     per_token=True,
-    reads_pairs=False,
-    manifest_kinds=(),
     kind="token-classification",
     one_text="finds entities in",
+    longer_texts=IN_WINDOWS,
     no_abstaining="finds entities; use min_score instead",
     endpoint=Endpoint(
         "/v1/entities",
@@ -136,5 +138,4 @@ TOKEN_CLASSIFICATION = TokenClassification(
         {"text": ["Ms Keller moved to Graz", "fly to Rome"], "min_score": 0.5, "offsets": "utf16"},
     ),
     answer_type=EntitiesAnswer,
-    tensors={},
 )

@@ -20,7 +20,7 @@ import itertools
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from serve.errors import Overloaded, Unavailable
 
@@ -172,22 +172,21 @@ class Batcher(Generic[Item, Result]):
         """Number of open slots."""
         return sum(slot.open for slot in self._slots)
 
-    async def results(self, items: Sequence[Item], tokens: Sequence[int], answered: Wait | None = None) -> list[Result]:
+    async def results(
+        self,
+        items: Sequence[Item],
+        tokens: Sequence[int],
+        answered: Wait | None = None,
+        *,
+        keeps_errors: bool = False,
+    ) -> list[Any]:
         """The results of `items`, in order; `tokens` is the length of each.
 
-        Raises Overloaded if the queue has no room, Unavailable if there will be no slot, and the error of the first item that fails.
+        Raises Overloaded if the queue has no room, Unavailable if there will be no slot, and the error of the first item that fails;
+        with `keeps_errors` an item that fails has its error as its result, and the others are waited for.
         If the caller is cancelled, its items that have not started are dropped. An error that is set on `answered`, a future of this
         loop that is done when the results are, ends the wait in the same way.
         """
-        return cast("list[Result]", await self._results(items, tokens, answered, keeps_errors=False))
-
-    async def results_or_errors(self, items: Sequence[Item], tokens: Sequence[int]) -> list[Result | Exception]:
-        """As `results`, but an item that fails has its error as its result, and the others are waited for."""
-        return await self._results(items, tokens, None, keeps_errors=True)
-
-    async def _results(
-        self, items: Sequence[Item], tokens: Sequence[int], answered: Wait | None, *, keeps_errors: bool
-    ) -> list[Result | Exception]:
         if not items:
             return []
         self.refuse_if_full(len(items), sum(tokens))
@@ -211,7 +210,7 @@ class Batcher(Generic[Item, Result]):
                 if not caller.answered.cancel() and not caller.answered.cancelled():
                     caller.answered.exception()  # read, so that asyncio does not report it: a cancelled caller does not
                 self._drop(caller)
-        return cast("list[Result | Exception]", caller.results)
+        return caller.results
 
     def refuse_if_full(self, items: int, tokens: int = 0) -> None:
         """Overloaded if `items` more with `tokens` tokens in all do not fit the queue; Unavailable if there will be no slot."""
@@ -238,7 +237,14 @@ class Batcher(Generic[Item, Result]):
         held_s = sorted(self._held_s(slot) for slot in self._slots if slot.open)
         if self._turn_s(self._queued_tokens, held_s) <= self._max_queue_s:
             return 0.0
-        wait_s = self._turn_s(self._tokens_before(tokens), held_s)
+        # Tokens served before the caller's last item. They are counted on demand, which is only in a long queue.
+        if tokens > self._packet_tokens:
+            before = self._tokens_until(self._virtual_now + tokens)
+        else:
+            if self._counted_before is None:
+                self._counted_before = self._tokens_until(self._virtual_now)
+            before = self._counted_before
+        wait_s = self._turn_s(before, held_s)
         return wait_s if wait_s > self._max_queue_s else 0.0
 
     def _turn_s(self, tokens: int, held_s: list[float]) -> float:
@@ -264,14 +270,6 @@ class Batcher(Generic[Item, Result]):
         # What is late may be late as long again; what nothing is known of may take as long again as it has taken.
         left_s = max(left_s, -left_s if self._s_per_token else took_s)
         return max(0.0, left_s - self._batch_tokens * s_per_token)
-
-    def _tokens_before(self, tokens: int) -> int:
-        """Tokens served before the last item of a new caller of `tokens`. They are counted on demand, which is only in a long queue."""
-        if tokens > self._packet_tokens:
-            return self._tokens_until(self._virtual_now + tokens)
-        if self._counted_before is None:
-            self._counted_before = self._tokens_until(self._virtual_now)
-        return self._counted_before
 
     def _tokens_until(self, start: float) -> int:
         return sum(each.tokens for each in self._queue if each.start <= start and not each.caller.gone)

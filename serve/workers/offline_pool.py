@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 
 from serve.bundle.runtimes import Device
 from serve.errors import BadInput, InternalError, StillroomError, Unavailable
-from serve.model.work_items import Work, estimated_work_tokens
+from serve.model.work_items import TokenWork, Work
 from serve.observe.metrics import Metrics
 from serve.settings import Limits
+from serve.text.inputs import estimated_tokens
 from serve.workers.batcher import PACKETS_A_BATCH
 from serve.workers.process import WorkOutput
 from serve.workers.supervisor import ServedModel
@@ -105,7 +106,10 @@ class OfflinePool:
             async with asyncio.TaskGroup() as tasks:
                 # The batcher serves callers of one packet in order of arrival.
                 packet = self._batch_tokens // PACKETS_A_BATCH
-                for places in length_chunks([estimated_work_tokens(work) for work in works], packet):
+                tokens = [
+                    len(work.input_ids) if isinstance(work, TokenWork) else estimated_tokens(work) for work in works
+                ]
+                for places in length_chunks(tokens, packet):
                     tasks.create_task(self._chunk({place: works[place] for place in places}, results))
         except ExceptionGroup as errors:
             why_none_runs = None if self._model.ready else self._model.start_error
@@ -115,7 +119,7 @@ class OfflinePool:
     async def _chunk(self, left: dict[int, Work], results: dict[int, Result]) -> None:
         """Stores the results of the work items in `left`, by their places. Those whose process dies are asked again."""
         for _ in range(MOST_DEATHS):
-            answers = await self._model.answers_or_errors(list(left.values()))
+            answers = await self._model.answers(list(left.values()), keeps_errors=True)
             for place, answer in zip(list(left), answers, strict=True):
                 if isinstance(answer, Unavailable):
                     continue

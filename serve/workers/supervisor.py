@@ -3,23 +3,21 @@
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
-from serve.bundle.cpu_quota import available_cores
+from serve.bundle.cpu import available_cores
 from serve.bundle.manifest import Manifest
-from serve.bundle.runtimes import Device
-from serve.bundle.variant_choice import choose
+from serve.bundle.runtimes import Device, choose
 from serve.model.work_items import Opening, Parts, TokenWork, Work
-from serve.observe.drift import Drift, Expected
-from serve.observe.metrics import Metrics
+from serve.observe.metrics import Drift, Expected, Metrics
 from serve.observe.request_context import RequestContext
 from serve.settings import Limits
 from serve.tasks import open_bundle, task_of
-from serve.workers.batcher import AHEAD_TOKENS, Batcher, Reason, Wait
+from serve.workers.batcher import AHEAD_TOKENS, Batcher, Wait
 from serve.workers.process import ModelProcess, WorkOutput, WorkRequest
 
 log = logging.getLogger("serve")
@@ -78,7 +76,9 @@ class ServedModel:
     ) -> None:
         bundle = open_bundle(bundle_path, known=known)
         self.source = bundle_path
-        self._limits, self._variant, self._threads, self._processes = limits, variant, threads, processes
+        again = partial(ServedModel, bundle_path, limits, metrics, variant=variant, threads=threads)
+        self.opened_again: Callable[[], ServedModel] = partial(again, processes=processes, device=device)
+        """A model with the same settings from the bundle that is in the folder, or at the URL, now; not started."""
         self.device: Device = device
         self.manifest: Manifest = bundle.manifest
         self.task = task_of(bundle.manifest)
@@ -107,7 +107,7 @@ class ServedModel:
             max_queue_s=limits.queue_s,
             max_wait_ms=limits.max_wait_ms,
             ahead_tokens=limits.batch_tokens if whole else AHEAD_TOKENS,  # where nobody waits, batches are of one size
-            released=self._released,
+            released=lambda reason, texts: metrics.released.labels(self.manifest.name, reason).inc(),
         )
         self._supervising: list[asyncio.Task[None]] = []
         self._running: set[ModelProcess] = set()
@@ -139,57 +139,39 @@ class ServedModel:
             processes=lambda: self.batcher.slots,
         )
 
-    def opened_again(self) -> "ServedModel":
-        """A model with the same settings from the bundle that is in the folder, or at the URL, now; not started.
-
-        BundleError as in `__init__`.
-        """
-        return ServedModel(
-            self.source,
-            self._limits,
-            self._metrics,
-            variant=self._variant,
-            threads=self._threads,
-            processes=self._processes,
-            device=self.device,
-        )
-
     @property
     def ready(self) -> bool:
         """Whether at least one worker process can compute."""
         return self.batcher.slots > 0
 
     async def answers(
-        self, works: list[Work], context: RequestContext | None = None, answered: Wait | None = None
-    ) -> list[WorkOutput]:
-        """One answer for each work item, in order: JSON, or logits. Overloaded, before any work, if the queue has no room.
+        self,
+        works: Sequence[Work],
+        context: RequestContext | None = None,
+        answered: Wait | None = None,
+        *,
+        keeps_errors: bool = False,
+    ) -> list[Any]:
+        """One answer (`WorkOutput`) for each work item, in order. Overloaded, before any work, if the queue has no room.
 
-        The model and the times are stored in `context`. `answered` is as in `Batcher.results`.
+        The model and the times are stored in `context`. `answered` and `keeps_errors` are as in `Batcher.results`.
         """
         context = context or RequestContext()
         context.model, context.variant, context.texts = self.manifest.name, self.variant, len(works)
         context.queued_s = time.perf_counter()
+        longest = self.manifest.max_length
+        tokens = [
+            len(work.input_ids) if isinstance(work, TokenWork) else self.task.estimated_tokens(work, longest)
+            for work in works
+        ]
+        requests = [WorkRequest(work, context, place) for place, work in enumerate(works)]
         try:
-            answers = await self.batcher.results(*self._requests(works, context), answered)
+            answers = await self.batcher.results(requests, tokens, answered, keeps_errors=keeps_errors)
         except BaseException:  # an item failed, the time is up, or the client has gone
             context.abandon()
             raise
-        self._metrics.answered(self.manifest.name, context.queue_s)
+        self._metrics.queue_seconds.labels(self.manifest.name).observe(context.queue_s)
         return answers
-
-    async def answers_or_errors(self, works: list[Work]) -> list[WorkOutput | Exception]:
-        """As `answers`, but a work item that fails has its error as its answer, and the others are waited for."""
-        context = RequestContext()
-        try:
-            return await self.batcher.results_or_errors(*self._requests(works, context))
-        except BaseException:
-            context.abandon()
-            raise
-
-    def _requests(self, works: list[Work], context: RequestContext) -> tuple[list[WorkRequest], list[int]]:
-        return [WorkRequest(work, context, place) for place, work in enumerate(works)], [
-            self._estimated_tokens(work) for work in works
-        ]
 
     def retain(self) -> None:
         """Keeps the model from stopping until `release`, so that a request which has chosen it can ask."""
@@ -281,24 +263,16 @@ class ServedModel:
             await asyncio.sleep(pause_s)
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
-    def _estimated_tokens(self, work: Work) -> int:
-        if isinstance(work, TokenWork):
-            return len(work.input_ids)
-        return self.task.estimated_tokens(work, self.manifest.max_length)
-
-    def _released(self, reason: Reason, texts: int) -> None:
-        self._metrics.released.labels(self.manifest.name, reason).inc()
-
     def _observe(self, parts: Parts) -> None:
-        self._metrics.ran(
-            self.manifest.name,
-            texts=parts.texts,
-            tokens=parts.tokens,
-            padded_tokens=parts.padded_tokens,
-            tokenise_s=parts.tokenise_s,
-            run_s=parts.run_s,
-            decode_s=parts.decode_s,
-        )
+        name, metrics = self.manifest.name, self._metrics
+        if parts.tokenise_s:  # of the whole batch, given with its first run, or alone if all that it has failed
+            metrics.stage_seconds.labels(name, "tokenise").observe(parts.tokenise_s)
+        if parts.texts:
+            metrics.batch_texts.labels(name).observe(parts.texts)
+            metrics.stage_seconds.labels(name, "run").observe(parts.run_s)
+            metrics.stage_seconds.labels(name, "decode").observe(parts.decode_s)
+            metrics.tokens.labels(name, "text").inc(parts.tokens)
+            metrics.tokens.labels(name, "padding").inc(parts.padded_tokens - parts.tokens)
         if self._confidence:
             self._confidence.add(len(parts.scores), sum(parts.scores))
         if self._tokens:

@@ -53,16 +53,20 @@ def main() -> None:
     opening = next(messages(incoming, Opening))
     try:
         # The process that started this one has chosen the runtime, and logged the notes.
-        in_openvino = opening.runtime == "openvino"
-        made = Pipeline(
+        pipeline = Pipeline(
             opening.bundle,
             opening.variant,
             opening.threads,
-            openvino=in_openvino,
+            openvino=opening.runtime == "openvino",
             device=opening.device,
             log_notes=False,
         )
-        pipeline = warmed_up(made, opening)
+        if pipeline.manifest.digest != opening.digest:
+            raise BundleError(
+                f"the bundle {opening.bundle} was changed while it was served: its digest is {pipeline.manifest.digest[:12]}..., "
+                f"not {opening.digest[:12]}...; send SIGHUP to serve the new bundle, or put the old one back"
+            )
+        pipeline.warm_up()
     except StillroomError as error:
         write(outgoing, Opened(error.message))
         return
@@ -104,17 +108,6 @@ class BatchReader:
             if dropped.batch >= batch:
                 self._dropped.setdefault(dropped.batch, []).extend(dropped.places)
         return self._dropped.pop(batch, [])
-
-
-def warmed_up(pipeline: "Pipeline", opening: Opening) -> "Pipeline":
-    """`pipeline` after its warm-up. BundleError if its bundle is not the one that the server opened."""
-    if pipeline.manifest.digest != opening.digest:
-        raise BundleError(
-            f"the bundle {opening.bundle} was changed while it was served: its digest is {pipeline.manifest.digest[:12]}..., "
-            f"not {opening.digest[:12]}...; send SIGHUP to serve the new bundle, or put the old one back"
-        )
-    pipeline.warm_up()
-    return pipeline
 
 
 def replies(

@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
@@ -17,49 +18,16 @@ from click.shell_completion import get_completion_class
 from compress import distributed
 from compress.runs.threads import training_spins, wait_for_work
 from serve.errors import BadInput, InternalError, StillroomError, is_panic
-from serve.files import no_room
-from serve.standard_streams import drop_unwritten, reader_gone
+from serve.files import drop_unwritten, no_room, reader_gone
 from serve.wording import all_of
 from stillroom.console import console, say
 from stillroom.verb import WIDTH, write_rows
-from stillroom.verbs import (
-    annotate,
-    benchmark,
-    capacity,
-    compare,
-    demo,
-    distill,
-    evaluate,
-    explain,
-    export,
-    finetune,
-    inspect,
-    label,
-    load,
-    profile,
-    push,
-    run,
-    search,
-    select,
-    serve,
-    transfer,
-)  # fmt: skip
 
 # What the `build` extra brings; serving needs none of it.
 BUILD_PACKAGES = {
-    "torch",
-    "transformers",
-    "accelerate",
-    "datasets",
-    "safetensors",
-    "onnx",
-    "onnxscript",
-    "pyarrow",
-    "tomli_w",
-    "sklearn",
-    "scipy",
+    "torch", "transformers", "accelerate", "datasets", "safetensors", "onnx", "onnxscript", "pyarrow", "tomli_w", "sklearn", "scipy",
     "optuna",
-}
+}  # fmt: skip
 
 NO_TEMPORARY_FOLDER = "No usable temporary directory found"  # of Python's tempfile, which many parts and libraries ask
 
@@ -81,12 +49,12 @@ COMPLETE = "_STILLROOM_COMPLETE"
 
 # Headings of the help, with their verbs.
 GROUPS = {
-    heading: tuple(verb.VERB for verb in verbs)
-    for heading, verbs in {
-        "Make models": (run, distill, finetune, label, select, compare, transfer, search, export),
-        "Measure them": (evaluate, explain, benchmark, profile, load, capacity, inspect),
-        "Use them": (serve, annotate, push),
-        "Try it": (demo,),
+    heading: tuple(import_module(f"stillroom.verbs.{name}").VERB for name in names.split())
+    for heading, names in {
+        "Make models": "run distill finetune label select compare transfer search export",
+        "Measure them": "evaluate explain benchmark profile load capacity inspect",
+        "Use them": "serve annotate push",
+        "Try it": "demo",
     }.items()
 }
 
@@ -205,59 +173,45 @@ def guarded(call: Callable[[], Any]) -> int:
 
 def _explain(error: Exception) -> int:
     """Prints one message about `error`; returns its exit code."""
+    code = 2
     if isinstance(error, StillroomError) and error.exit_code != 1:
         message, code = error.message, error.exit_code
     elif no_room(error):
-        message, code = f"There is no room to write: {error}. Make room and give the same command again.", 2
+        message = f"There is no room to write: {error}. Make room and give the same command again."
     elif isinstance(error, FileNotFoundError) and NO_TEMPORARY_FOLDER in str(error):
-        message, code = f"{str(error).partition('] ')[2]}. Set TMPDIR to a folder that can be written.", 2
+        message = f"{str(error).partition('] ')[2]}. Set TMPDIR to a folder that can be written."
     elif type(error).__name__ == "OutOfMemoryError":  # torch's; it need not be imported here
         asked = str(error).partition(" GPU ")[0].strip()
-        message, code = (
-            (
-                f"The GPU's memory is too small: {asked} Give --device cpu. Training also takes less with --accumulate 4, which computes "
-                "each batch in 4 parts, or with --precision bf16; its finished stages are kept."
-            ),
-            2,
+        message = (
+            f"The GPU's memory is too small: {asked} Give --device cpu. Training also takes less with --accumulate 4, which computes "
+            "each batch in 4 parts, or with --precision bf16; its finished stages are kept."
         )
     else:
         missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         if missing not in BUILD_PACKAGES:
             return _our_fault(error)
-        message, code = (
-            (
-                f"This verb makes models and needs {missing}, which the base install leaves out. "
-                'Run in a clone of stillroom: pip install -c constraints.txt -e ".[build]"'
-            ),
-            2,
+        message = (
+            f"This verb makes models and needs {missing}, which the base install leaves out. "
+            'Run in a clone of stillroom: pip install -c constraints.txt -e ".[build]"'
         )
     distributed.failed(message)
-    _after_the_main_one()
+    if not distributed.main():  # the main one reports the error first, and the launcher then ends the others
+        time.sleep(MAIN_SPEAKS_S)
     _complain(message)
     return code
 
 
 def _complain(message: str) -> None:
+    console.quiet = (
+        False  # errors are printed with --quiet, too, and an error of ours in every process: it may occur in one alone
+    )
     with suppress(SystemExit):  # of rich, where nobody reads stderr: the exit code still tells
         console.print("[bold red]stillroom:[/] ", end="")
         say(message)
 
 
-def _after_the_main_one() -> None:
-    """Waits in every process but the main one: it reports the error first, and the launcher then ends the others."""
-    if not distributed.main():
-        time.sleep(MAIN_SPEAKS_S)
-    console.quiet = False  # errors are printed with --quiet, too
-
-
-def _lost(message: str) -> None:
-    console.quiet = False
-    _complain(message)
-
-
 def _our_fault(error: Exception) -> int:
     distributed.failed(f"a fault of this program ({type(error).__name__}: {error})")
-    console.quiet = False  # in every process: such an error may occur in one alone
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="stillroom-", suffix=".log", delete=False, encoding="utf-8"
@@ -288,4 +242,4 @@ def _launched(verb: str | None) -> None:
             "train in several. "
             "Run this one without torchrun or accelerate launch."
         )
-    distributed.meet(_lost)
+    distributed.meet(_complain)

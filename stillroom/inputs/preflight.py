@@ -8,10 +8,13 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from compress.data.columns import columns_of
+from compress.data.examples import Example
 from compress.data.texts import read_texts
 from compress.models.pretrained import open_model
-from compress.runs.further_texts import FurtherTexts, read_further
+from compress.runs.data_checks import FurtherTexts, read_further
 from compress.runs.open_task import open_task
 from compress.runs.resumable_stages import Workdir, check_writable
 from compress.runs.task_inputs import TaskInputs
@@ -23,9 +26,11 @@ from serve.errors import BadInput
 from serve.options import rule_faults
 from serve.text.tokenizer import load_tokenizer
 from stillroom.console import show
+from stillroom.inputs.folders import check_outside
 from stillroom.inputs.recipe import Recipe
-from stillroom.inputs.timed_tokens import timed_tokens
 
+USUAL_SHARE = 95  # percent of the texts of validation that the usual length of a timed text holds
+LEAST_TOKENS = 8  # a text has special tokens too
 TRIMMED = "vocabulary.json"  # in the folder of a student with a trimmed vocabulary
 
 
@@ -45,6 +50,19 @@ class RunInputs(TaskInputs):
     def recipe(self) -> Recipe:
         """All settings of the run."""
         return cast(Recipe, self.settings)
+
+    @cached_property
+    def asked_texts(self) -> list[Example]:
+        """The texts that a teacher that can only be asked is asked about: those of all splits, and those that it alone labels."""
+        splits = self.splits
+        texts = [*splits.train, *splits.validation, *splits.test, *self.in_domain_texts]
+        # Answers are matched by the text, so one that is marked in two ways is asked about once.
+        by_text = {(text.text_read, text.text_pair or ""): text for text in reversed(texts)}
+        return [replace(text, label=None, entities=None) for text in reversed(by_text.values())]
+
+    def split(self, name: str) -> Split:
+        """The texts of a split, those out of scope apart."""
+        return Split(getattr(self.splits, name), getattr(self, name), self.out_of_scope(name))
 
     @cached_property
     def kept_texts(self) -> list[str]:
@@ -79,12 +97,6 @@ def _texts_of(recipe: Recipe) -> list[str]:
     return [text for file in recipe.keep_words_of for text in read_texts(Path(file), columns, pairs=True)]
 
 
-def _check_rules(recipe: Recipe) -> None:
-    """Check that no setting lacks one that it needs, and none excludes another. BadInput for what is wrong."""
-    if faults := rule_faults(recipe):
-        raise BadInput(" ".join(faults))
-
-
 def work_of(out: Path) -> Path:
     """The working folder of a run with this `out`."""
     return out.with_name(f"{out.name}.work")
@@ -99,22 +111,34 @@ def prepare(recipe: Recipe, *, auto: bool = False) -> RunInputs:
     out = Path(os.path.abspath(recipe.out))
     work = work_of(out)
     workdir = Workdir(work, show)
-    checks: tuple[Callable[[], object], ...] = (
-        lambda: _check_rules(recipe),
-        lambda: check_out(out),
+
+    def check_rules() -> None:
+        if faults := rule_faults(recipe):
+            raise BadInput(" ".join(faults))
+
+    def check_out() -> None:
+        refuse_foreign(out)
+        check_writable(out)
+
+    checks: list[Callable[[], object]] = [
+        check_rules,
+        check_out,
         workdir.refuse_foreign,
         lambda: check_outside("--teacher", recipe.teacher, work) if recipe.teacher else None,
         lambda: check_outside("--start", recipe.start, work),
         lambda: _texts_of(recipe),
-    )
-    for promise in recipe.promises:
-        checks = (*checks, partial(read_promise, promise))
+        *(partial(read_promise, promise) for promise in recipe.promises),
+    ]
     opened = open_task(recipe, out, more_checks=checks, notify=show, may_ask=True)
     inputs = RunInputs(**{each.name: getattr(opened, each.name) for each in fields(opened)}, workdir=workdir, auto=auto)
     if recipe.budget_ms:
         timed_tokens(inputs, recipe.tokens)
     if recipe.promise_data:
-        inputs.promised_on = _promise_texts(inputs)
+        inputs.promised_on = read_further(
+            "--promise-data", Path(recipe.promise_data), inputs.task, columns_of(recipe),
+            [inputs.splits, *([inputs.outside] if inputs.outside else [])], inputs.labels, out_of_scope=recipe.out_of_scope,
+            read_otherwise=[*inputs.unlabelled, *inputs.corpus, *(example.text for example in inputs.further)],
+        )  # fmt: skip
         inputs.warnings.extend(inputs.promised_on.warnings("--promise-data"))
     elif recipe.promises and inputs.splits.held_out and inputs.splits.answered:
         raise BadInput(
@@ -126,16 +150,6 @@ def prepare(recipe: Recipe, *, auto: bool = False) -> RunInputs:
     if recipe.keep_words_of or recipe.vocabulary_size:
         check_vocabulary(inputs)
     return inputs
-
-
-def _promise_texts(inputs: RunInputs) -> FurtherTexts:
-    """The texts of --promise-data. BadInput where they cannot be used."""
-    recipe = inputs.recipe
-    return read_further(
-        "--promise-data", Path(recipe.promise_data), inputs.task, columns_of(recipe),
-        [inputs.splits, *([inputs.outside] if inputs.outside else [])], inputs.labels, out_of_scope=recipe.out_of_scope,
-        read_otherwise=[*inputs.unlabelled, *inputs.corpus, *(example.text for example in inputs.further)],
-    )  # fmt: skip
 
 
 def check_vocabulary(inputs: RunInputs) -> None:
@@ -166,21 +180,18 @@ def check_vocabulary(inputs: RunInputs) -> None:
     check_padding(inputs.opened.config, new_ids, named)
 
 
-def check_outside(role: str, model: str, work: Path) -> None:
-    """Check that `model`, which the flag `role` names, is not inside the run's working folder.
+def timed_tokens(inputs: TaskInputs, asked: int) -> int:
+    """The tokens `asked` for; for 0 the length that `USUAL_SHARE` percent of the texts of validation stay within.
 
     Raises:
-        BadInput: it is inside, and the run would delete it.
+        BadInput: they are too few for a text, or more than the model reads.
     """
-    if Path(model).resolve().is_relative_to(work.resolve()):
-        raise BadInput(f"{role} {model} is in {work}, which this run would delete. Copy it elsewhere.")
-
-
-def check_out(out: Path) -> None:
-    """Check that `out` can be written: it is absent, an empty folder or a bundle.
-
-    Raises:
-        BadInput: it is a file, or a folder that holds something else, or cannot be written.
-    """
-    refuse_foreign(out)
-    check_writable(out)
+    if not asked:
+        usual = int(np.percentile([len(ids) for ids in inputs.validation.ids], USUAL_SHARE, method="higher"))
+        return min(max(usual, LEAST_TOKENS), inputs.max_length)
+    if not LEAST_TOKENS <= asked <= inputs.max_length:
+        raise BadInput(
+            f"--tokens {asked} is not from {LEAST_TOKENS} to {inputs.max_length}, the tokens of the longest text that is read. Give a "
+            "length of your texts."
+        )
+    return asked

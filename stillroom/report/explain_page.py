@@ -60,7 +60,7 @@ def _answers(document: dict[str, Any]) -> str:
 
 
 def page(document: dict[str, Any], shown: Sequence[dict[str, Any]]) -> str:
-    """One self-contained HTML document. `shown` are texts with their attention, see `stillroom.commands.explain.shown`."""
+    """One self-contained HTML document. `shown` are texts with their attention, see `stillroom.verbs.explain.shown`."""
     from markupsafe import Markup
 
     script = environment().get_template("attention.js").render()

@@ -46,6 +46,11 @@ class Table(NamedTuple):
     rows: list[list[Cell]]
     numeric: list[bool]
 
+    @property
+    def texts(self) -> list[list[str]]:
+        """The rows as text."""
+        return [[written(cell) for cell in row] for row in self.rows]
+
 
 def table(*columns: tuple[str, Sequence[Cell]]) -> Table:
     """The table of `(header, cells)` columns, without empty ones. The first cell of a row names the row."""

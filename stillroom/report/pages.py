@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from serve.bundle.manifest import canonical_json
 from serve.files import replacing
 from stillroom.console import say
 from stillroom.report.charts import kind_of
@@ -61,6 +62,16 @@ def write_text(path: Path, text: str) -> None:
     """Writes a page, a table or JSON to `path` in one step: a reader never sees half of it."""
     with replacing(path) as beside:
         beside.write_bytes(page_bytes(text))
+
+
+def write_document(
+    out: Path, files: tuple[str, str], document: dict[str, Any], page: Callable[[dict[str, Any]], str]
+) -> dict[str, Any]:
+    """Writes `document` as JSON and as its `page` into the folder `out`, under the names `files`; the document that `--json` prints."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(out / files[0], canonical_json(document).decode())
+    write_page(out / files[1], lambda: page(document))
+    return document | {"report": str(page_or(out / files[1], files[0]))}
 
 
 @cache

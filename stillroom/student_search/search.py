@@ -2,47 +2,31 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from compress.models.shapes import STUDENTS, Shape
-from compress.runs import choice, task_stages
+from compress.runs import task_stages
 from compress.runs.resumable_stages import Workdir
 from compress.runs.soft_labels import make_soft_labels
 from compress.runs.stages import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
 from compress.runs.task_inputs import TaskInputs
 from latency.analysis.pareto import Point, pareto_front
 from latency.measure.machine import MachineFacts
-from serve.bundle.cpu_quota import available_cores
+from serve.bundle.cpu import available_cores
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
 from serve.wording import counted
 from stillroom.console import say
-from stillroom.inputs.timed_tokens import LEAST_TOKENS
-from stillroom.settings import Sampler
-from stillroom.student_search.machine_latency import Call, MachineLatency, machine_latency, time_students
-from stillroom.student_search.random_students import parameters
+from stillroom.inputs.preflight import LEAST_TOKENS
+from stillroom.student_search.machine_latency import Call, MachineLatency, machine_latency, parameters, time_students
 from stillroom.student_search.space import Space, encoder_weights, space_of
-from stillroom.student_search.trials import ShortTraining, Trial, trials
+from stillroom.student_search.trials import Limits, ShortTraining, Trial, trials
 
 FOUND = "found.json"
 CHECK_SECONDS = 8.0  # of timing a chosen student
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a student may take, and what the search may."""
-
-    budget_ms: float
-    percentile: int
-    tokens: int
-    trials: int
-    trial_steps: int
-    most_minutes: float
-    soft_weight: float
-    sampler: Sampler = "tpe"
 
 
 def search_students(
@@ -87,9 +71,8 @@ def search_students(
     if not work.finished("found", found_fingerprint):
         say(f"short trainings: {limits.trial_steps} steps each")
         made = trials(
-            training, work, space, fitting, most=limits.trials, minutes=limits.most_minutes, seed=inputs.settings.seed,
-            sampler=limits.sampler, predicted_ms=predicted_ms, budget_ms=limits.budget_ms,
-            told=lambda trial, count: say(
+            training, space, fitting, predicted_ms,
+            lambda trial, count: say(
                 f"  {count}/{min(limits.trials, len(fitting))}  {trial.shape}: {inputs.metric} {trial.validation}, "
                 f"{predicted_ms(trial.shape):.3g} ms"
             ),
@@ -128,9 +111,7 @@ def _training(
         limits.trial_steps, limits.soft_weight, given.student_learning_rate, given.temperature, given.start, given.accumulate,
         given.language_temperature,
     ]  # fmt: skip
-    return ShortTraining(
-        inputs, teacher, soft, limits.soft_weight, limits.trial_steps, fingerprint("trials", of_labels, *decides)
-    )
+    return ShortTraining(inputs, work, limits, teacher, soft, fingerprint("trials", of_labels, *decides))
 
 
 def _chosen(made: Sequence[Trial], limits: Limits, call: Call) -> tuple[Shape | None, dict[Shape, float]]:
@@ -220,7 +201,7 @@ def _document(
         "tokens": limits.tokens,
         "threads": inputs.settings.threads,
         "metric": inputs.metric,
-        "teacher": {"name": inputs.opened.public_name, "validation": choice.teacher_score(inputs, teacher)},
+        "teacher": {"name": inputs.opened.public_name, "validation": task_stages.teacher_score(inputs, teacher)},
         "considered": len(space.shapes()),
         "fitting": len(fitting),
         "trial_steps": limits.trial_steps,

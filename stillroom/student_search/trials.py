@@ -29,6 +29,20 @@ MOST_ASKED = 100  # suggestions in a row that bring nothing new; then a shape is
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What a student may take, and what the search may."""
+
+    budget_ms: float
+    percentile: int
+    tokens: int
+    trials: int
+    trial_steps: int
+    most_minutes: float
+    soft_weight: float
+    sampler: Sampler = "tpe"
+
+
+@dataclass(frozen=True)
 class Trial:
     """A student that was trained for a few steps."""
 
@@ -49,21 +63,21 @@ class ShortTraining:
     """How each student is trained, and what it learns from."""
 
     inputs: TaskInputs
+    work: Workdir
+    limits: Limits
     teacher: Path
     soft_labels: Path
-    soft_weight: float
-    steps: int
     fingerprint: str
     """Of everything but the shape."""
 
-    def trial(self, work: Workdir, shape: Shape) -> Trial:
+    def trial(self, shape: Shape) -> Trial:
         """The trial of `shape`, made or found in `work`."""
-        folder = work.stage(
+        folder = self.work.stage(
             f"trial-{shape}", fingerprint("trial", self.fingerprint, str(shape)), partial(self._make, shape=shape)
         )
         found = json.loads((folder / TRIAL).read_text(encoding="utf-8"))
         counts = np.load(folder / COUNTS, allow_pickle=False)
-        return Trial(shape, Score(**found), counts, self.inputs.task.metric, work.seconds[folder.name])
+        return Trial(shape, Score(**found), counts, self.inputs.task.metric, self.work.seconds[folder.name])
 
     def _make(self, folder: Path, shape: Shape) -> None:
         inputs, settings, start = self.inputs, self.inputs.settings, folder / START
@@ -75,8 +89,8 @@ class ShortTraining:
         model = task_stages.load_stage(start, inputs)
         soft = read_soft_labels(self.soft_labels, inputs)
         task_stages.on_task(
-            model, folder, inputs, self.steps, settings.student_learning_rate, f"trial of {shape}", soft=soft,
-            soft_weight=self.soft_weight,
+            model, folder, inputs, self.limits.trial_steps, settings.student_learning_rate, f"trial of {shape}", soft=soft,
+            soft_weight=self.limits.soft_weight,
         )  # fmt: skip
         counted = scored_rows(inputs, model, "validation")
         reached = inputs.task.metric.mean_score([counted])
@@ -101,36 +115,29 @@ def first_shapes(space: Space, fitting: Iterable[Shape]) -> list[Shape]:
 
 def trials(
     training: ShortTraining,
-    work: Workdir,
     space: Space,
     fitting: list[Shape],
-    *,
-    most: int,
-    minutes: float,
-    seed: int,
-    sampler: Sampler,
     predicted_ms: Callable[[Shape], float],
-    budget_ms: float,
     told: Callable[[Trial, int], None],
 ) -> list[Trial]:
-    """Trains at most `most` of the students `fitting`; none begins after `minutes` of them.
+    """Trials of shapes of `fitting` within the limits of `training`, in the order in which they were made.
 
-    Half of them at most are the `first_shapes`; the others are suggested by the sampler. The same call makes the same trials, so that a
-    stopped search goes on: finished ones are found in `work`, and the sampler learns them again. `told` is called with each trial and
-    how many were made.
+    Half of them at most are those of `first_shapes`, the others are suggested by the sampler. The same call makes the same trials, so
+    that a stopped search goes on: finished ones are found in the working folder, and the sampler learns them again. `told` is called
+    with each trial and how many were made.
     """
-    found: dict[Shape, Trial] = {}
+    limits, found = training.limits, dict[Shape, Trial]()
     suggestions = suggested(
-        sampler, space, fitting, found, seed=seed, first=first_shapes(space, fitting)[: -(-most // 2)], predicted_ms=predicted_ms,
-        budget_ms=budget_ms,
+        limits.sampler, space, fitting, found, seed=training.inputs.settings.seed, predicted_ms=predicted_ms,
+        first=first_shapes(space, fitting)[: -(-limits.trials // 2)], budget_ms=limits.budget_ms,
     )  # fmt: skip
-    while len(found) < min(most, len(fitting)):
-        spent_s = sum(trial.seconds for trial in found.values())
-        if spent_s >= minutes * 60:
-            message(training.inputs.notify, f"  {minutes:g} minutes are over after {len(found)} of {most} trainings")
+    while len(found) < min(limits.trials, len(fitting)):
+        if sum(trial.seconds for trial in found.values()) >= limits.most_minutes * 60:
+            over = f"  {limits.most_minutes:g} minutes are over after {len(found)} of {limits.trials} trainings"
+            message(training.inputs.notify, over)
             break
         shape = next(suggestions)
-        found[shape] = training.trial(work, shape)
+        found[shape] = training.trial(shape)
         told(found[shape], len(found))
     return list(found.values())
 
@@ -147,36 +154,19 @@ def suggested(
     budget_ms: float,
 ) -> Iterator[Shape]:
     """Shapes of `fitting` that `found` lacks, the `first` before others. The caller puts each one's trial there before the next."""
-    if sampler == "tpe":
+    if sampler == "controller":
+        places = {shape: tuple(space.parameters_of(shape).values()) for shape in fitting}
+        shapes = {each: shape for shape, each in places.items()}
 
-        def beyond(shape: Shape) -> float:
-            """By how much of the budget it exceeds it."""
-            return predicted_ms(shape) / budget_ms - 1
+        def worth(each: Places) -> float | None:
+            trial = found.get(shapes[each])
+            if trial is None:
+                return None
+            return reward(1 - trial.validation.value, predicted_ms(trial.shape), predicted_ms(space.teacher))
 
-        yield from _by_tpe(space, fitting, found, seed, first, beyond)
+        for each in controlled([*shapes], [places[shape] for shape in first], worth, seed):
+            yield shapes[each]
         return
-    places = {shape: tuple(space.parameters_of(shape).values()) for shape in fitting}
-    shapes = {each: shape for shape, each in places.items()}
-
-    def worth(each: Places) -> float | None:
-        trial = found.get(shapes[each])
-        if trial is None:
-            return None
-        return reward(1 - trial.validation.value, predicted_ms(trial.shape), predicted_ms(space.teacher))
-
-    for each in controlled([*shapes], [places[shape] for shape in first], worth, seed):
-        yield shapes[each]
-
-
-def _by_tpe(
-    space: Space,
-    fitting: list[Shape],
-    found: Mapping[Shape, Trial],
-    seed: int,
-    first: list[Shape],
-    beyond: Callable[[Shape], float],
-) -> Iterator[Shape]:
-    """As optuna's tree of Parzen estimators suggests them."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -193,7 +183,7 @@ def _by_tpe(
             if shape in allowed and shape not in found:
                 break
             # What does not fit is worse than everything that does, the more so the slower it is.
-            study.tell(asked, found[shape].validation.value if shape in found else -beyond(shape))
+            study.tell(asked, found[shape].validation.value if shape in found else 1 - predicted_ms(shape) / budget_ms)
         else:
             left = [shape for shape in fitting if shape not in found]
             shape = left[int(chance.integers(len(left)))]

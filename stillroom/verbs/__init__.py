@@ -1,1 +1,1 @@
-"""The verbs, a file each: its docstring is the help, then come its settings, its function in Python, and what it prints."""
+"""The verbs, a file or a folder each: its docstring is the help, then come its settings, its function in Python, and what it prints."""

@@ -13,7 +13,7 @@ from serve.options import Settings, again, group, make, setting
 from serve.settings import ServeSettings
 from serve.text.answers import AnswerOptions
 from stillroom.console import say
-from stillroom.inputs.local_bundle import local_bundle
+from stillroom.inputs.folders import local_bundle
 from stillroom.verb import Argument, Document, FolderOrUrl, Verb
 
 MOST = 1024  # processes or threads; more would only wait for each other

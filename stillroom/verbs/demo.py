@@ -47,8 +47,8 @@ def teacher_folder() -> Path:
 
 def demo(**settings: Any) -> Document:
     """Generates the support messages beside `out`, and runs on them; the document that `run` returns."""
-    from stillroom.commands.run import pipeline
     from stillroom.inputs.sample_texts.messages import write_support_messages
+    from stillroom.verbs.run import pipeline
 
     out = Path(make(Demo, settings, verb="demo").out)
     teacher = teacher_folder()

@@ -4,16 +4,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from serve.bundle.cpu import cpu_features, suits
-from serve.bundle.cpu_quota import read_cores, why
-from serve.bundle.manifest import MANIFEST, Manifest
+from serve.bundle.cpu import cpu_features, read_cores, suits, why
+from serve.bundle.manifest import MANIFEST, Manifest, kinds_of
 from serve.bundle.remote_files import shown
-from serve.bundle.variant_choice import choose
+from serve.bundle.runtimes import choose
 from serve.errors import BundleError
 from serve.tasks import open_bundle, task_of
 from serve.wording import counted
 from stillroom.console import result, table
-from stillroom.inputs.local_bundle import local_bundle
+from stillroom.inputs.folders import local_bundle
 from stillroom.verb import Argument, Document, FolderOrUrl, Verb
 
 IN_ONE_LINE = 20  # labels; more are listed on lines of their own
@@ -29,15 +28,16 @@ def inspect(bundle: Path | str) -> Document:
     folder = local_bundle(bundle)
     opened = open_bundle(folder)
     document: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    checked = {"verified": True, "card_edited": opened.card_edited, "kind": _kind(opened.manifest)}
+    kind = task_of(opened.manifest).answer_kind(opened.manifest.labels, kinds_of(opened.manifest))
+    checked = {"verified": True, "card_edited": opened.card_edited, "kind": kind}
     return document | checked | {"bundle": shown(bundle), "folder": str(folder)}
 
 
 def labels_line(manifest: Manifest) -> str:
     """The names of the labels, on lines of their own where they are many; for tags the entity types."""
     task = task_of(manifest)
-    if sentence := task.answer_sentence(manifest):
-        return sentence
+    if not task.names_labels:
+        return f"It {task.does(manifest)}."
     labels = task.label_names(manifest.labels)
     count = counted(len(labels), "label")
     if len(labels) <= IN_ONE_LINE:
@@ -52,22 +52,12 @@ def labels_line(manifest: Manifest) -> str:
     return f"{count}:" + "\n".join(lines)
 
 
-def _kind(manifest: Manifest) -> str:
-    return task_of(manifest).answer_kind(
-        manifest.labels,
-        multi_label=manifest.multi_label,
-        relations=manifest.relations,
-        pairs=manifest.pairs,
-    )
-
-
 def show_bundle(document: Document) -> None:
     """Prints what the bundle is, which variant runs here, its measurements, and its files."""
     bundle = open_bundle(Path(document["folder"]))
     manifest = bundle.manifest
-    result(
-        f"{manifest.name}: {manifest.task} ({_kind(manifest)}), up to {manifest.max_length} tokens; every file verified"
-    )
+    about = f"{manifest.task} ({document['kind']}), up to {manifest.max_length} tokens"
+    result(f"{manifest.name}: {about}; every file verified")
     result(labels_line(manifest))
     try:
         choice = choose(bundle)

@@ -20,16 +20,18 @@ from serve.bundle.remote_files import (
     Unreachable,
     hub_repository,
     in_words,
+    listed,
+    removed,
     scheme_of,
     shown,
     store_of,
+    tried,
 )
-from serve.bundle.store_files import listed, removed, tried
 from serve.errors import BadInput, BundleError
 from serve.options import Settings, make, setting
 from serve.tasks import open_bundle
 from stillroom.console import bar, result, say
-from stillroom.inputs.local_bundle import MB, local_bundle
+from stillroom.inputs.folders import MB, local_bundle
 from stillroom.verb import Argument, Document, FolderOrUrl, Verb
 
 HUB_FILES = (".gitattributes",)  # which the Hub makes with a repository
@@ -57,35 +59,32 @@ def push(bundle: Path | str, url: str, **settings: Any) -> dict[str, Any]:
     Raises:
         BadInput: the bundle is damaged, the URL cannot be written, or it holds something else and `replace` is not given.
     """
-    return _push(bundle, url, make(Pushing, settings, verb="push"))
-
-
-def _push(place: Path | str, url: str, settings: Pushing) -> dict[str, Any]:
+    asked = make(Pushing, settings, verb="push")
     scheme = scheme_of(url)
     if scheme not in LIBRARIES and scheme != "hf":
         raise BadInput(
             f"{shown(url)} can only be read; give s3://, gs://, az://, hf:// or file://, or copy the folder to your web server"
         )
-    if settings.public and scheme != "hf":
+    if asked.public and scheme != "hf":
         raise BadInput(f"--public is for hf://; who may read {shown(url)} is set in its store")
-    bundle = open_bundle(local_bundle(place))
-    before, digest = _there(url, settings)
-    uploaded = settings.replace or digest != bundle.manifest.digest
-    if uploaded and digest and not settings.replace:
+    opened = open_bundle(local_bundle(bundle))
+    before, digest = _there(url, asked)
+    uploaded = asked.replace or digest != opened.manifest.digest
+    if uploaded and digest and not asked.replace:
         raise BadInput(
-            f"{shown(url)} holds another bundle ({digest[:12]}, and this one is {bundle.manifest.digest[:12]}); give another URL, "
+            f"{shown(url)} holds another bundle ({digest[:12]}, and this one is {opened.manifest.digest[:12]}); give another URL, "
             "or --replace"
         )
-    sizes = {name: (bundle.path / name).stat().st_size for name in [*bundle.manifest.files, MANIFEST]}
+    sizes = {name: (opened.path / name).stat().st_size for name in [*opened.manifest.files, MANIFEST]}
     if uploaded:
         say(f"uploading {sum(sizes.values()) / 1e6:.1f} MB to {shown(url)}")
         to_store = _to_hub if scheme == "hf" else _to_store
-        to_store(bundle, url, sizes, before, settings)
+        to_store(opened, url, sizes, before, asked)
     return {
-        "bundle": shown(place),
+        "bundle": shown(bundle),
         "url": shown(url),
-        "name": bundle.manifest.name,
-        "digest": bundle.manifest.digest,
+        "name": opened.manifest.name,
+        "digest": opened.manifest.digest,
         "files": len(sizes),
         "bytes": sum(sizes.values()),
         "uploaded": uploaded,
@@ -117,20 +116,20 @@ def _to_store(bundle: Bundle, url: str, sizes: dict[str, int], before: set[str],
     store.invalidate_cache()
     makes_folders = scheme_of(url) == "file"  # a store has none, and might make a bucket in their place
     if not before and not settings.replace:
-        found = tried(url, "", lambda: listed(store, folder))
+        found = tried(url, "", lambda: listed(store, folder), does="written")
         if strange := sorted(name for name, size in found.items() if sizes.get(name) != size):
             raise _foreign(url, strange)
     if before or settings.replace:
-        tried(url, MANIFEST, lambda: removed(store, f"{folder}/{MANIFEST}"))
+        tried(url, MANIFEST, lambda: removed(store, f"{folder}/{MANIFEST}"), does="written")
     with _bar(sizes) as advance:
         for name in [*sorted(bundle.manifest.files), MANIFEST]:
             target = f"{folder}/{name}"
             if makes_folders:
-                tried(url, name, partial(store.makedirs, target.rpartition("/")[0], exist_ok=True))
-            tried(url, name, partial(store.put_file, str(bundle.path / name), target))
+                tried(url, name, partial(store.makedirs, target.rpartition("/")[0], exist_ok=True), does="written")
+            tried(url, name, partial(store.put_file, str(bundle.path / name), target), does="written")
             advance(sizes[name])
     for name in sorted(before - set(sizes)):
-        tried(url, name, partial(removed, store, f"{folder}/{name}"))
+        tried(url, name, partial(removed, store, f"{folder}/{name}"), does="written")
 
 
 def _to_hub(bundle: Bundle, url: str, sizes: dict[str, int], before: set[str], settings: Pushing) -> None:

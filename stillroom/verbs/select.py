@@ -23,7 +23,7 @@ def select(bank: Sequence[Path | str], like: Path | str, out: Path | str, **sett
     Raises:
         BadInput: the bank, the data, a model or the output cannot be used, or no text is left.
     """
-    from compress.selecting.select import select as select_texts
+    from compress.selecting import select as select_texts
 
     return select_texts(
         make(Selecting, settings | {"bank": bank and list(bank), "like": like, "out": out}, verb="select"), show

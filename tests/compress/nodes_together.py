@@ -11,8 +11,8 @@ from joined import be_patient
 from patience import PATIENCE_S
 
 from compress import distributed, peers
-from compress.runs.agreement import check_same_inputs
 from compress.runs.resumable_stages import Workdir
+from compress.runs.stages import check_same_inputs
 from serve.errors import BadInput
 
 

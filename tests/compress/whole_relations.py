@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from compress.losses.outputs import full, mean_over_tokens
-from compress.losses.relations import dot_scores
+from compress.losses.vectors import dot_scores
 
 
 def relation_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from deploy_files import (
 )
 
 from serve.http.app import create_app
-from serve.http.connections.graceful_shutdown import CUT_OFF_S, LEAVE_S
+from serve.http.connections.server import CUT_OFF_S, LEAVE_S
 from serve.observe.metrics import Metrics
 from serve.settings import Limits, ServeSettings
 
@@ -152,7 +152,7 @@ def test_the_scalers_ask_for_metrics_that_the_server_has() -> None:
         for name in re.findall(r"stillroom_\w+", text)
     }
     metrics = Metrics()
-    metrics.answered("any", 0.0)
+    metrics.queue_seconds.labels("any").observe(0.0)
     assert series
     assert all(re.search(rf"^{name}{{", metrics.text().decode(), re.MULTILINE) for name in series)
     # The name that the rule gives is the one that the autoscaler asks for.

@@ -9,9 +9,9 @@ from small_task import examples, make_teacher, write_rows
 import stillroom as face
 from serve.errors import BadInput
 from serve.tasks import open_bundle
-from stillroom.commands.run.stages import Run
 from stillroom.inputs.preflight import prepare
 from stillroom.inputs.recipe import resolve
+from stillroom.verbs.run.stages import Run
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,15 @@ from interruptions import interrupted_at
 from small_task import CITIES, ITEMS, examples, make_teacher, make_tokenizer, write_rows
 
 import stillroom as face
-from compress.labelling import by_model
+from compress.evaluation import predictions
+from compress.labelling import label as labelling
 from serve.errors import BadInput
 from serve.tasks import open_bundle
-from stillroom.commands.run.pipeline import plan_of
-from stillroom.commands.run.stages import Run
-from stillroom.commands.run.teacher_stages import ANSWERS
 from stillroom.inputs.preflight import prepare
 from stillroom.inputs.recipe import resolve
+from stillroom.verbs.run.pipeline import plan_of
+from stillroom.verbs.run.stages import Run
+from stillroom.verbs.run.teacher_stages import ANSWERS
 
 STUDENT: dict[str, Any] = {
     "student": "layers=1,hidden=32,heads=4,ffn=64", "student_epochs": 8, "student_learning_rate": 5e-3, "batch": 8,
@@ -79,9 +80,9 @@ def test_a_teacher_of_another_family_is_asked_about_all_texts_and_goes_on_after_
         "unlabelled": [str(more)], "augment": 1, "out": str(tmp_path / "intents"), "keep_words_of": [str(more)], "undistilled": False,
     }  # fmt: skip
     asked: list[int] = []
-    dying = interrupted_at(2, by_model.shared_row_logits, asked)
-    monkeypatch.setattr(by_model, "SHARD_TEXTS", 200)
-    monkeypatch.setattr(by_model, "shared_row_logits", dying)
+    dying = interrupted_at(2, predictions.shared_row_logits, asked)
+    monkeypatch.setattr(labelling, "SHARD_TEXTS", 200)
+    monkeypatch.setattr(predictions, "shared_row_logits", dying)
     with pytest.raises(KeyboardInterrupt):
         face.run(**settings)
     document = face.run(**settings)

@@ -20,12 +20,9 @@ from compress.runs.resumable_stages import Workdir
 from compress.tasks import TEXT_CLASSIFICATION
 from serve.errors import BadInput, GateMissed
 from serve.tasks import open_bundle
-from stillroom.commands.compare import training
-from stillroom.commands.compare.choices import Choice
-from stillroom.commands.compare.rows import Row
-from stillroom.commands.compare.run import compare
 from stillroom.console import console
-from stillroom.verbs.compare import Comparison
+from stillroom.verbs.compare import Comparison, compare, training
+from stillroom.verbs.compare.rows import Choice, Row
 
 STUDENT = "layers=2,hidden=32,heads=4,ffn=32"
 ASSISTANT = "layers=4,hidden=16,heads=4,ffn=32"
@@ -153,7 +150,7 @@ def test_the_best_student_becomes_a_bundle_and_a_missed_gate_leaves_the_comparis
     with pytest.raises(
         GateMissed, match=r"int8 over teacher, validation is 0\.\d+, needed 0\.97.*The comparison is kept"
     ) as missed:
-        compare(given)
+        compare(**vars(given))
     assert missed.value.exit_code == 3
     told = json.loads((out / "compare.json").read_text(encoding="utf-8"))
     assert json.loads(json.dumps(missed.value.document)) == told | {"report": str(out / "report.html")}
@@ -163,7 +160,7 @@ def test_the_best_student_becomes_a_bundle_and_a_missed_gate_leaves_the_comparis
     assert not (out / "bundle").exists()
 
     save_file(weights, student)
-    document = compare(given)
+    document = compare(**vars(given))
     bundle = open_bundle(out / document["export"]["bundle"])
     assert bundle.manifest.metrics["validation"]["teacher"]["value"] == document["teacher"]["validation"]["value"]
     assert [gate["name"] for gate in document["export"]["gates"]] == [
@@ -175,10 +172,10 @@ def test_the_best_student_becomes_a_bundle_and_a_missed_gate_leaves_the_comparis
     assert {file.name for file in out.iterdir()} == {"work", "compare.json", "report.html", "table.md", "bundle"}
 
     made_once = (out / "bundle" / "manifest.json").stat()
-    assert compare(given)["export"] == document["export"]
+    assert compare(**vars(given))["export"] == document["export"]
     assert (out / "bundle" / "manifest.json").stat() == made_once
     with pytest.raises(BadInput, match="is not the bundle of the student that is best now, at these gates"):
-        compare(replace(given, gate=0.5))
+        compare(**vars(replace(given, gate=0.5)))
 
 
 @pytest.mark.slow
@@ -219,7 +216,7 @@ def test_a_stop_between_two_rates_trains_no_stage_again(
 def test_starts_layers_and_tokens_are_compared_where_methods_read_them(made: Made, tmp_path: Path) -> None:
     given = made.again(tmp_path / "out")
     given = replace(given, starts=("spread", "last"), teacher_layers=(2, 4), distill_tokens=(2_000, 4_000))
-    document = compare(given)
+    document = compare(**vars(given))
     told = {(r["method"], r["start"], r["teacher_layer"], r["plain_tokens"]) for r in document["rows"]}
     assert told == {
         ("labels-new-layers", None, None, 0),
@@ -241,10 +238,10 @@ def test_starts_layers_and_tokens_are_compared_where_methods_read_them(made: Mad
 def test_each_control_starts_from_the_layers_that_it_names(tiny_teacher: Path, task_data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     compare(
-        Comparison(
+
             teacher=str(tiny_teacher), out=str(out), **BESIDE, data=str(task_data), students=(STUDENT,), seeds=1, threads=1,
             batch=8, teacher_epochs=2, teacher_learning_rate=3e-3, task_tokens=300,
-        )
+
     )  # fmt: skip
     sources = {"given": tiny_teacher, "fine-tuned": out / "work" / "teacher"}
 
@@ -283,12 +280,12 @@ def test_assistants_and_another_task_come_before_the_task(
         told = ({"text": r["text"], "label": "asks" if "please" in r["text"] else "tells"} for r in rows)
         (source / f"{split}.jsonl").write_text("\n".join(map(json.dumps, told)), encoding="utf-8")
     document = compare(
-        Comparison(
+
             teacher=str(tiny_teacher), task="text-classification", data=str(task_data), out=str(tmp_path / "out"),
             methods=(f"minilm@{ASSISTANT}", "xtremedistil-transfer"), students=(STUDENT,),
             corpus=(str(corpus),), source_data=str(source), seeds=1, distill_tokens=2_000,
             task_tokens=22_000, batch=8, teacher_epochs=6, teacher_learning_rate=3e-3, threads=1,
-        )
+
     )  # fmt: skip
     rows = {row["method"].partition("@")[0]: row for row in document["rows"]}
     assert sorted(rows["minilm"]["curves"]) == ["1-minilm", "2-labels", "assistant-1-1-minilm"]
@@ -312,7 +309,7 @@ def test_assistants_and_another_task_come_before_the_task(
 @pytest.mark.slow
 def test_a_rate_whose_loss_is_not_finite_is_out(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = replace(made.again(tmp_path / "out"), methods=("labels",), label_learning_rates=(3e-3, 1e30))
-    rows = compare(given)["rows"]
+    rows = compare(**vars(given))["rows"]
     assert [(row["label_learning_rate"], row["diverged_rates"]) for row in rows] == [(3e-3, [1e30])] * 3
     assert [len(row["label_rates"]) for row in rows] == [1] * 3
     assert "1e+30: the loss was not finite" in (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
@@ -359,7 +356,7 @@ def test_faults_are_told_before_anything_is_trained(
         "corpus": (str(corpus),),
     }
     with pytest.raises(BadInput, match=message):
-        compare(Comparison(**(settings | changes)))
+        compare(**(settings | changes))
     assert not (tmp_path / "out").exists()
 
 
@@ -368,7 +365,7 @@ def test_a_teacher_that_the_comparison_would_write_over_is_refused(
 ) -> None:
     inside = shutil.copytree(tiny_teacher, tmp_path / "out" / "work" / "teacher")
     with pytest.raises(BadInput, match="where this comparison writes"):
-        compare(Comparison(teacher=str(inside), **BESIDE, data=str(task_data), out=str(tmp_path / "out")))
+        compare(teacher=str(inside), **BESIDE, data=str(task_data), out=str(tmp_path / "out"))
     assert (inside / "model.safetensors").is_file()
 
 
@@ -376,4 +373,4 @@ def test_a_folder_of_other_things_is_left_alone(tiny_teacher: Path, task_data: P
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").touch()
     with pytest.raises(BadInput, match="already exists and holds other files; nothing was written"):
-        compare(Comparison(teacher=str(tiny_teacher), **BESIDE, data=str(task_data), out=str(tmp_path / "out")))
+        compare(teacher=str(tiny_teacher), **BESIDE, data=str(task_data), out=str(tmp_path / "out"))

@@ -18,15 +18,14 @@ from small_task import examples, write_rows
 import stillroom as face
 from compress.runs.resumable_stages import Workdir
 from export.precision.int8 import NO_SATURATION
-from serve.bundle.cpu import HIDDEN_VARIABLE, cpu_features, suits
-from serve.bundle.cpu_quota import read_cores, why
-from serve.bundle.variant_choice import choose
+from serve.bundle.cpu import HIDDEN_VARIABLE, cpu_features, read_cores, suits, why
+from serve.bundle.runtimes import choose
 from serve.errors import BadInput, GateMissed
 from serve.model.pipeline import Pipeline
 from serve.model.session import Session, onnxruntime_options, onnxruntime_session
 from serve.tasks import open_bundle
 from serve.text.tokenizer import load_tokenizer
-from stillroom.commands.export import scores_on_test
+from stillroom.verbs.export.checkpoint import scores_on_test
 
 FAST = {"latency_seconds": 0.0, "threads": 1}
 
@@ -436,7 +435,7 @@ def test_where_a_bundle_cannot_be_written_no_report_speaks_of_one_and_what_a_kil
         (tmp_path / left).mkdir(parents=True)
     (tmp_path / "out.export-work" / "made-by-stillroom").touch()
     (tmp_path / "out.report.json").write_text("{}")
-    monkeypatch.setattr("stillroom.commands.export.scores_on_test", somebody_comes_first)
+    monkeypatch.setattr("stillroom.verbs.export.checkpoint.scores_on_test", somebody_comes_first)
     with pytest.raises(BadInput, match="out exists and is not a bundle"):
         face.export(classifier, out, task_data, variants="fp32", **FAST)
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["out", "out/diary"]

@@ -20,6 +20,7 @@ from compress.training.stage import StageSettings, train_on_task, validating
 from serve.errors import BadInput
 from serve.http.app import create_app
 from serve.model.pipeline import Pipeline
+from serve.settings import ServeSettings
 from serve.tasks import open_bundle
 
 TASK = "text-classification"
@@ -155,7 +156,7 @@ def test_the_server_answers_two_parts_of_a_text_and_a_text_of_any_number_of_labe
     relation_bundle: tuple[Path, dict[str, Any]], list_bundle: Path
 ) -> None:
     out, _ = relation_bundle
-    with TestClient(create_app([out, list_bundle], threads=1)) as client:
+    with TestClient(create_app([out, list_bundle], ServeSettings(threads=1))) as client:
 
         def labels(texts: list[str], **asked: object) -> list[list[str]]:
             answer = client.post("/v1/classify", json={"text": texts} | asked).json()

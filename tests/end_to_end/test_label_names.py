@@ -11,7 +11,7 @@ from small_task import make_tokenizer
 
 import stillroom as face
 from compress.data.labelled_files import read_examples
-from compress.labelling.by_model import ask_model
+from compress.labelling.label import ask_model
 from compress.models.answering import open_answering
 from compress.tasks import TOKEN_CLASSIFICATION, task_of
 from serve.errors import BadInput

@@ -209,15 +209,18 @@ def test_labels_are_not_asked_of_vectors_nor_vectors_of_a_model_of_a_task(
     assert not (tmp_path / "out").exists()
 
 
+ST = "sentence_transformers.models"
+
+
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
         ("modules.json", "[]", "makes its vectors by no module"),
-        ("modules.json", "null", "modules.json holds a NoneType, not a list"),
+        ("modules.json", "null", r"modules.json cannot be read \(TypeError: it holds a NoneType, not a list"),
         ("modules.json", "[5, 5]", "is not a list of modules"),
-        ("modules.json", [{"type": "a.Transformer"}, {"type": "a.Pooling", "path": "../x"}], "../x, which is outside the model's"),
-        ("1_Pooling/config.json", [], "config.json holds a list, not a dict"),
-        ("1_Pooling/config.json", {"pooling_mode": ["mean"]}, "pools by"),
+        ("modules.json", [{"type": f"{ST}.Transformer"}, {"type": f"{ST}.Pooling", "path": "../x"}], "which is outside the model"),
+        ("1_Pooling/config.json", [], r"1_Pooling/config.json cannot be read \(TypeError: it holds a list, not a dict"),
+        ("1_Pooling/config.json", {"pooling_mode": ["mean", "max"]}, "pools by"),
         ("modules.json", "{", "modules.json cannot be read"),
         ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "pools by pooling_mode_max_tokens"),
         ("1_Pooling/config.json", {"pooling_mode": "lasttoken"}, "pools by lasttoken"),

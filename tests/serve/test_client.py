@@ -1,7 +1,7 @@
 """The client against the real server in a process, and against one whose every answer the test decides."""
 
 import asyncio
-import inspect
+import dataclasses
 import json
 import re
 import subprocess
@@ -34,9 +34,11 @@ from serve.errors import (
     TooLarge,
     Unauthorized,
     Unavailable,
+    drawn_pause_s,
+    retry_after_s,
 )
-from serve.model.pipeline import Pipeline
-from serve.retry import drawn_pause_s, retry_after_s
+from serve.model.pipeline import Pipeline, PipelineOptions
+from serve.text.answers import AnswerOptions
 
 EMPTY = {"entities": [], "truncated": False}
 
@@ -424,7 +426,8 @@ def test_the_code_in_its_page_runs(url: str, entities_bundle: Path) -> None:
 
 def test_its_page_names_every_option() -> None:
     page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
-    of_pipeline = {name for name in inspect.signature(Pipeline.__call__).parameters if name not in ("self", "text")}
+    of_pipeline = {"text_pair", *PipelineOptions.__annotations__}
+    assert set(PipelineOptions.__annotations__) == {field.name for field in dataclasses.fields(AnswerOptions)}
     assert of_pipeline == set(re.findall(r"^\| `(\w+)` \| [^|]+ \| (?:entities|models|labels|all)", page, re.MULTILINE))
     kinds = {
         "entities": client_module.EntitiesOptions,

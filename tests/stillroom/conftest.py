@@ -14,8 +14,8 @@ from small_profiles import CONFIG, TASK, Models, Profiled, intents, profiled, wr
 from small_task import write_rows
 
 from stillroom.cli.main import app, guarded
-from stillroom.commands.profile.run import profile_models
 from stillroom.verbs.profile import Profiling
+from stillroom.verbs.profile.run import profile_models
 
 
 @pytest.fixture(scope="session")
@@ -93,12 +93,13 @@ def on_both(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Profiled:
     file = folder / "sorted.txt"
     file.write_text("fly\n" * 1000 + "fly to rome to fly to rome to rome to\n" * 1000, encoding="utf-8")
     settings = Profiling(
-        data=str(file), device=("cpu", "cuda"), runtimes=("torch", "onnxruntime"), seconds=0.1, batches=(1,), lengths=(8,),
+        data=str(file), out=str(folder / "timings"),
+        device=("cpu", "cuda"), runtimes=("torch", "onnxruntime"), seconds=0.1, batches=(1,), lengths=(8,),
         threads=1,
     )  # fmt: skip
     said = io.StringIO()
     with redirect_stderr(said):
-        document = profile_models([whole], settings, out=folder / "timings")
+        document = profile_models([whole], settings)
     return Profiled(0, folder / "timings", " ".join(said.getvalue().split()), dict(document), "")
 
 

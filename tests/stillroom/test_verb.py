@@ -186,7 +186,7 @@ def test_verbose_lets_libraries_speak() -> None:
 
 
 def test_verbose_shows_the_traceback_of_a_fault_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    code = "import sys, stillroom.commands.evaluate.run as e; e.evaluate_on = None\nfrom stillroom.cli.main import app, guarded\n"
+    code = "import sys, stillroom.verbs.evaluate.unlabelled as e; e.generates = None\nfrom stillroom.cli.main import app, guarded\n"
     code += "sys.exit(guarded(lambda: app(sys.argv[1:])))"
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     command = [sys.executable, "-c", code, "evaluate", "m", "--data", "d"]
@@ -199,7 +199,7 @@ def test_verbose_shows_the_traceback_of_a_fault_of_ours(monkeypatch: pytest.Monk
 def test_where_no_temporary_folder_can_be_written_one_line_says_so(tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "cities", city_table())
     (tmp_path / "texts.txt").write_text("to rome\n")
-    fails = "import sys, stillroom.commands.evaluate.run as e; e.evaluate_on = None\nfrom stillroom.cli.main import app, guarded\n"
+    fails = "import sys, stillroom.verbs.evaluate.unlabelled as e; e.generates = None\nfrom stillroom.cli.main import app, guarded\n"
     fails += "sys.exit(guarded(lambda: app(sys.argv[1:])))"
     for verb, code, needed in (
         (["-m", "stillroom", "profile", bundle, "--data", tmp_path / "texts.txt"], 2, "Set TMPDIR to a folder"),

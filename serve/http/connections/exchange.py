@@ -1,14 +1,16 @@
-"""One request and its answer, between the connection and the ASGI app."""
+"""One request and its answer, between the connection and the ASGI app; and the answer to one that no app reads."""
 
 import asyncio
 import http
+import math
 import re
 from typing import TYPE_CHECKING
 
+import msgspec
 from starlette.types import Message, Scope
 
-from serve.errors import InternalError, StillroomError
-from serve.http.auth.cors import RawHeaders
+from serve.errors import InternalError, Overloaded, StillroomError, Unavailable, in_form_of
+from serve.http.access import RawHeaders
 
 if TYPE_CHECKING:
     from serve.http.connections.protocol import Connection
@@ -132,3 +134,19 @@ class Exchange:
             lines.append(b"connection: close\r\n")
         lines.append(b"\r\n")
         return b"".join(lines)
+
+
+def raw_answer(
+    error: StillroomError, request_id: str, *, path: str = "", headers: RawHeaders | None = None, stays: bool = False
+) -> bytes:
+    """A whole HTTP/1.1 response for a request that no endpoint reads. It says that the connection closes, unless it `stays`."""
+    body = msgspec.json.encode(in_form_of(path, {"code": error.code, "message": error.message}))
+    retry_s = max(1, math.ceil(error.retry_after_s)) if isinstance(error, Overloaded) else 1
+    retry = f"Retry-After: {retry_s}\r\n" if isinstance(error, Unavailable) else ""
+    connection = "" if stays else "Connection: close\r\n"
+    head = (
+        f"HTTP/1.1 {error.http_status} {error.code}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        f"X-Request-Id: {request_id}\r\nX-Content-Type-Options: nosniff\r\n{connection}{retry}"
+    )
+    more = b"".join(b"%s: %s\r\n" % header for header in headers or [])
+    return head.encode() + more + b"\r\n" + body

@@ -10,6 +10,7 @@ Front processes are forked: each has what this process has loaded, and this proc
 import json
 import logging
 import math
+import mmap
 import os
 import secrets
 import selectors
@@ -21,14 +22,13 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from serve import errors
 from serve.errors import StillroomError, Unavailable
-from serve.http.connections.acceptor import AT_ONCE, PAUSE_S
-from serve.http.connections.front_share import ProcessShare, SharedCounters
+from serve.http.connections.server import AT_ONCE, PAUSE_S
 from serve.observe.logs import stop_inherited
 
 log = logging.getLogger("serve")
@@ -37,6 +37,39 @@ log = logging.getLogger("serve")
 AT_ONCE_S = 1.0
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
+
+
+class SharedCounters:
+    """Numbers of each front in memory that all processes of one server share."""
+
+    def __init__(self, fronts: int) -> None:
+        numbers = memoryview(mmap.mmap(-1, 24 * fronts)).cast("Q")
+        self.closed, self.warm, self.starts = (numbers[i * fronts : (i + 1) * fronts] for i in range(3))
+        """Connections of each front that have ended, whether its models have been warm, and the processes that have been it."""
+
+
+@dataclass(frozen=True)
+class ProcessShare:
+    """What one front process has of the server."""
+
+    number: int
+    fronts: int
+    control: socket.socket
+    """Brings connections, one with each byte, and takes what the front says, a JSON object a line."""
+    board: SharedCounters
+    sockets: str
+    """How the paths of the sockets begin at which fronts ask each other."""
+    digests: dict[str, str] = field(default_factory=dict)
+    """Of the models that the other fronts serve, by name; empty at first."""
+
+    def part(self, whole: int) -> int:
+        """This front's part of `whole`, rounded up."""
+        return -(-whole // self.fronts)
+
+    def send(self, what: dict[str, Any]) -> None:
+        """Tells the accepting process."""
+        with suppress(OSError):
+            self.control.sendall(json.dumps(what).encode() + b"\n")
 
 
 @dataclass
@@ -120,11 +153,18 @@ class HttpProcesses:
                 next_s = self._stop_s
             self._step(None if next_s == math.inf else max(0.0, next_s - now_s))
             for number in self._taken_signals():
-                if number == signal.SIGHUP:
-                    self._reload()
+                if number == signal.SIGHUP:  # every front reads keys, certificate and bundles again
+                    self._digests = {}
+                    for front in self._fronts.values():
+                        if front.open:
+                            os.kill(front.pid, signal.SIGHUP)
+                        else:  # it may have read them already, and does not hear the signal yet
+                            front.reloads = True
                 elif self._stop_s is None:
                     self._stop_s = time.monotonic() + self._linger_s
-                    self._send(signal.SIGTERM)
+                    for front in self._fronts.values():
+                        os.kill(front.pid, signal.SIGTERM)
+                        os.kill(front.pid, signal.SIGCONT)  # a stopped one would not hear it
                 else:
                     self._end_by(number)
 
@@ -159,18 +199,12 @@ class HttpProcesses:
             if pid:
                 self._on_exit(front, os.waitstatus_to_exitcode(status))
         if os.getpid() == 1:  # of a container: the worker processes of a front that died are left to this process
+            fronts = {front.pid for front in self._fronts.values()}
             with suppress(ChildProcessError):
-                while self._fronts and _ended_orphan({front.pid for front in self._fronts.values()}):
-                    pass
-
-    def _reload(self) -> None:
-        """Has every front read keys, certificate and bundles again."""
-        self._digests = {}
-        for front in self._fronts.values():
-            if front.open:
-                os.kill(front.pid, signal.SIGHUP)
-            else:  # it may have read them already, and does not hear the signal yet
-                front.reloads = True
+                while fronts and (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
+                    if ended.si_pid in fronts:
+                        break
+                    os.waitpid(ended.si_pid, 0)
 
     def _start(self, number: int) -> None:
         """Forks a front. If that is not possible, the server goes on with the others, and tries again."""
@@ -181,7 +215,8 @@ class HttpProcesses:
             return
         for each in (ours, theirs):
             each.setblocking(False)
-        self._board.begin(number)
+        self._board.closed[number] = 0
+        self._board.starts[number] += 1
         share = ProcessShare(number, self._count, theirs, self._board, self._sockets, dict(self._digests))
         with suppress(OSError):
             sys.stdout.flush()
@@ -273,7 +308,7 @@ class HttpProcesses:
         able = [front for front in self._fronts.values() if front.open]
         able = [front for front in able if front.warm] or able
         self._turn += 1
-        load = {id(front): front.handed - self._board.closed(front.number) for front in able}
+        load = {id(front): front.handed - self._board.closed[front.number] for front in able}
         for front in sorted(able, key=lambda each: (load[id(each)], (each.number - self._turn) % self._count)):
             with suppress(OSError):  # it is dying, or does not take what it was given
                 socket.send_fds(front.control, [b"c"], [client.fileno()])
@@ -300,18 +335,16 @@ class HttpProcesses:
                 if front.reloads:
                     front.reloads = False
                     os.kill(front.pid, signal.SIGHUP)
-        self._accepts(any(each.open for each in self._fronts.values()))
-        if (
-            not self._announced
-            and len(self._fronts) == self._count
-            and all(each.open for each in self._fronts.values())
-        ):
+        opened = [each.open for each in self._fronts.values()]
+        self._accepts(any(opened))
+        if not self._announced and len(opened) == self._count and all(opened):
             self._announced = True
             self._opened()
 
     def _on_exit(self, front: _Front, status: int) -> None:
         """Takes note of a front that has ended, and has it replaced."""
-        self._read_last_message(front)
+        with suppress(KeyError, ValueError, OSError):
+            self._read_message(front)  # its last
         del self._fronts[front.number]
         with suppress(KeyError, ValueError):
             self._selector.unregister(front.control)
@@ -326,15 +359,6 @@ class HttpProcesses:
         why = f": {front.error.message}" if front.error else ""
         log.error("front process %d ended with status %s%s; starting another", front.number, status, why)
         self._try_later(front.number, at_once=front.open and time.monotonic() - front.began_s > AT_ONCE_S)
-
-    def _read_last_message(self, front: _Front) -> None:
-        with suppress(KeyError, ValueError, OSError):
-            self._read_message(front)
-
-    def _send(self, number: int) -> None:
-        for front in self._fronts.values():
-            os.kill(front.pid, number)
-            os.kill(front.pid, signal.SIGCONT)  # a stopped one would not hear it
 
     def _end_by(self, number: int) -> NoReturn:
         """Ends everything at once, by the second signal."""
@@ -379,12 +403,3 @@ class HttpProcesses:
                 for number, handler in before.items():
                     signal.signal(number, handler)
                 signal.set_wakeup_fd(wakeup)
-
-
-def _ended_orphan(fronts: set[int]) -> bool:
-    """Takes the status of an ended child that is none of `fronts`; whether there was one. ChildProcessError without children."""
-    ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    if ended is None or ended.si_pid in fronts:
-        return False
-    os.waitpid(ended.si_pid, 0)
-    return True

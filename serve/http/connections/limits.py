@@ -5,10 +5,11 @@ import logging
 import time
 from collections.abc import Callable
 from email.utils import formatdate
+from ssl import SSLContext
 from typing import TYPE_CHECKING, Literal
 
 from serve.errors import Overloaded
-from serve.http.auth.cors import Origins
+from serve.http.access import Origins
 from serve.observe.logs import note
 from serve.observe.metrics import Metrics
 from serve.settings import ConnectionLimits
@@ -51,6 +52,8 @@ class Watch:
         self.full_s: Callable[[], float] = lambda: 0.0
         """Gives the seconds until the queue of one of the models has room; 0 if one has room."""
         self.origins = Origins()
+        self.tls: SSLContext | None = None
+        """For new connections; None without a certificate. One in use is never changed: a file that cannot be used leaves it whole."""
         self.on_closed: Callable[[], None] = lambda: None
         """Called for each connection that was accepted and has ended."""
         self._metrics = metrics
@@ -71,7 +74,14 @@ class Watch:
             try:
                 for connection in list(self.connections):
                     connection.check_timeouts(now_s)
-                self._cut_unread()
+                # The connections with the most unsent bytes are cut, until all together are within the limit.
+                unsent = {each: each.unsent_bytes for each in self.connections if each.unsent_bytes}
+                held = sum(unsent.values())
+                for each in sorted(unsent, key=unsent.__getitem__, reverse=True):
+                    if held <= self.limits.unsent_bytes:
+                        break
+                    held -= unsent[each]
+                    each.abort("unread")
             except Exception:
                 log.exception("checking the connections failed; the next check goes on")
 
@@ -123,16 +133,6 @@ class Watch:
         if connection is not None:
             client = connection.client[0] if connection.client else None
             note("cut", {"request_id": request_id, "reason": reason, "client": client})
-
-    def _cut_unread(self) -> None:
-        """Cuts the connections with the most unsent bytes, until all together are within the limit."""
-        unsent = {each: each.unsent_bytes for each in self.connections if each.unsent_bytes}
-        held = sum(unsent.values())
-        for each in sorted(unsent, key=unsent.__getitem__, reverse=True):
-            if held <= self.limits.unsent_bytes:
-                return
-            held -= unsent[each]
-            each.abort("unread")
 
 
 def _date() -> bytes:

@@ -6,7 +6,6 @@ is sent ahead, or of a body, than is held. There is no timer for each connection
 
 import asyncio
 import logging
-import math
 import re
 import select
 import time
@@ -15,7 +14,6 @@ from typing import Any, Literal, cast
 from urllib.parse import unquote
 
 import httptools
-import msgspec
 from starlette.types import ASGIApp
 
 from serve.errors import (
@@ -24,11 +22,9 @@ from serve.errors import (
     Overloaded,
     StillroomError,
     TooSlow,
-    Unavailable,
-    in_form_of,
 )
-from serve.http.auth.cors import RawHeaders
-from serve.http.connections.exchange import Exchange
+from serve.http.access import RawHeaders
+from serve.http.connections.exchange import Exchange, raw_answer
 from serve.http.connections.limits import Reason, Watch
 from serve.observe.request_context import REQUEST_ID, new_request_id
 
@@ -352,8 +348,13 @@ class Connection(asyncio.Protocol):
                 self._refuse(TooSlow(f"the head of the request did not come within {self.limits.head_s:g} s"), "head")
         elif self._paused:  # the server has paused reading, so the client is not slow
             self.since_s += between_s
-        elif fault := self._slow_body(now_s - self.since_s):
-            self._refuse(fault, "body")
+        else:
+            spent_s, rate = now_s - self.since_s, self.limits.least_bytes_per_s
+            if spent_s > self.limits.body_s:
+                why = f"the body did not come within {self.limits.body_s:g} s; send less at once, or send it faster"
+                self._refuse(TooSlow(why), "body")
+            elif spent_s > GRACE_S and self._body_bytes < rate * spent_s:
+                self._refuse(TooSlow(f"the body comes at less than {rate:,} bytes/s; send it faster"), "body")
 
     def abort(self, reason: Reason) -> None:
         """Closes the connection at once; unsent bytes are lost."""
@@ -403,29 +404,17 @@ class Connection(asyncio.Protocol):
 
     def _answer_refusal(self, *, stays: bool) -> None:
         assert self._refusal is not None
-        request_id, path = self._sent_id() or new_request_id(), self._url.decode("latin-1")
-        origins = self.watch.origins.headers(dict(self._headers))
+        sent_id = next((value for name, value in self._headers if name == b"x-request-id"), b"").decode("latin-1")
+        request_id = sent_id if REQUEST_ID.fullmatch(sent_id) else new_request_id()
+        path, origins = self._url.decode("latin-1"), self.watch.origins.headers(dict(self._headers))
         self.transport.write(raw_answer(self._refusal, request_id, path=path, headers=origins, stays=stays))
         if not stays:
             self.transport.close()
-
-    def _sent_id(self) -> str | None:
-        """The request id that the client sent, if it is valid."""
-        sent = next((value for name, value in self._headers if name == b"x-request-id"), b"").decode("latin-1")
-        return sent if REQUEST_ID.fullmatch(sent) else None
 
     def _read(self, what: Literal["head", "body", "nothing"]) -> None:
         self.reading = what
         self.since_s = time.monotonic()
         self._silent_bytes = self._body_bytes = 0
-
-    def _slow_body(self, spent_s: float) -> TooSlow | None:
-        limits = self.limits
-        if spent_s > limits.body_s:
-            return TooSlow(f"the body did not come within {limits.body_s:g} s; send less at once, or send it faster")
-        if spent_s > GRACE_S and self._body_bytes < limits.least_bytes_per_s * spent_s:
-            return TooSlow(f"the body comes at less than {limits.least_bytes_per_s:,} bytes/s; send it faster")
-        return None
 
     def _unread(self, now_s: float) -> bool:
         """Whether the client reads its answer not at all, or too slowly."""
@@ -469,22 +458,6 @@ class Connection(asyncio.Protocol):
         elif begun:
             self.transport.write(raw_answer(error, request_id))
         self.transport.close()
-
-
-def raw_answer(
-    error: StillroomError, request_id: str, *, path: str = "", headers: RawHeaders | None = None, stays: bool = False
-) -> bytes:
-    """A whole HTTP/1.1 response for a request that no endpoint reads. It says that the connection closes, unless it `stays`."""
-    body = msgspec.json.encode(in_form_of(path, {"code": error.code, "message": error.message}))
-    retry_s = max(1, math.ceil(error.retry_after_s)) if isinstance(error, Overloaded) else 1
-    retry = f"Retry-After: {retry_s}\r\n" if isinstance(error, Unavailable) else ""
-    connection = "" if stays else "Connection: close\r\n"
-    head = (
-        f"HTTP/1.1 {error.http_status} {error.code}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-        f"X-Request-Id: {request_id}\r\nX-Content-Type-Options: nosniff\r\n{connection}{retry}"
-    )
-    more = b"".join(b"%s: %s\r\n" % header for header in headers or [])
-    return head.encode() + more + b"\r\n" + body
 
 
 def _address(transport: asyncio.BaseTransport, name: str) -> tuple[str, int] | None:

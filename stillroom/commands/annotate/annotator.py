@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import msgspec
 
 from serve.bundle.manifest import sha256_file
-from serve.bundle.remote_files import is_url, shown
-from serve.bundle.store_files import ReadFailed, tried
+from serve.bundle.remote_files import ReadFailed, is_url, shown, tried
 from serve.errors import BadInput, InternalError, StillroomError
 from serve.files import lock
 from serve.text.inputs import TextWork, estimated_tokens

@@ -11,7 +11,7 @@ from typing import Any
 from compress.input_errors import Faults
 from serve.bundle.manifest import Manifest
 from serve.bundle.remote_files import is_url, shown
-from serve.bundle.variant_choice import choose
+from serve.bundle.runtimes import choose
 from serve.tasks import open_bundle, task_of
 from serve.text.answers import AnswerOptions
 from serve.wording import one_of

@@ -10,8 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from serve.bundle.remote_files import EXTRAS, is_url, scheme_of, shown, store_of
-from serve.bundle.store_files import ReadFailed, tried
+from serve.bundle.remote_files import EXTRAS, ReadFailed, is_url, scheme_of, shown, store_of, tried
 from serve.errors import BadInput, StillroomError
 
 WILD = re.compile(r"[*?\[]")
@@ -215,7 +214,10 @@ def _inputs_in_store(url: str) -> list[InputPlace]:
             _of_store(url, each, about, root)
             for each, about in files.items()
             # A name that ends with / stands for a folder, as consoles of stores make them.
-            if about["type"] == "file" and not each.endswith("/") and not _hidden(each.removeprefix(root))
+            if about["type"] == "file"
+            and not each.endswith("/")
+            # Neither is data in hidden files and folders.
+            and not any(part.startswith(HIDDEN) for part in each.removeprefix(root).strip("/").split("/"))
         ]
 
     try:
@@ -235,7 +237,3 @@ def _before_wildcard(pattern: str) -> str:
     """The folder before the first wildcard."""
     match = WILD.search(pattern)
     return pattern[: match.start() if match else None].rpartition("/")[0] or "/"
-
-
-def _hidden(name: str) -> bool:
-    return any(part.startswith(HIDDEN) for part in name.strip("/").split("/"))

@@ -18,7 +18,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from serve.bundle.cpu_quota import available_cores
+from serve.bundle.cpu import available_cores
 from serve.bundle.fetched import kept
 from serve.bundle.manifest import MANIFEST, Bundle
 from serve.errors import BadInput, BundleError, StillroomError

@@ -12,10 +12,9 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from compress.data.file_formats import encoding_fault, suffix_of
+from compress.data.file_formats import MOST_ARRAY_BYTES, encoding_fault, suffix_of
 from compress.data.tables import SEPARATORS, TableRow, table_rows
 from serve.errors import BadInput
-from serve.files import MOST_ARRAY_BYTES
 from stillroom.commands.annotate.rows import (
     BOM,
     HEAD,

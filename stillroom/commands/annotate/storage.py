@@ -13,8 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from serve.bundle.remote_files import store_of
-from serve.bundle.store_files import listed, removed, tried
+from serve.bundle.remote_files import listed, removed, store_of, tried
 from serve.errors import BadInput
 from serve.files import PARTIAL, disk_errors_reported, lock_at, no_room, replacing
 from stillroom.commands.annotate.inputs import in_store, local_path
@@ -153,7 +152,7 @@ class StoreFolder:
                 if_full="Make room, or set TMPDIR to another folder",
             ):
                 yield local
-            tried(self.place, name, lambda: store.put_file(str(local), f"{folder}/{name}"))
+            tried(self.place, name, lambda: store.put_file(str(local), f"{folder}/{name}"), does="written")
 
     def unfinished(self, name: str) -> Path | None:
         """None: an object cannot grow."""
@@ -162,7 +161,7 @@ class StoreFolder:
     def remove(self, name: str) -> None:
         """Removes a file, if it is there."""
         store, folder = self._store
-        tried(self.place, name, lambda: removed(store, f"{folder}/{name}"))
+        tried(self.place, name, lambda: removed(store, f"{folder}/{name}"), does="written")
 
     def remove_partial_files(self, *, anew: bool = False) -> None:
         """Nothing: what was not uploaded whole is not there."""

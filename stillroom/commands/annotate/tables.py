@@ -83,8 +83,11 @@ def with_answers(
     """`columns` with a column of the answers, of JSON, and one of errors if there are any to tell. A vector is base64 in its answer."""
     import pyarrow as pa
 
-    held = [each and _numbers(each["embedding"]) for each in answers] if manifest.vector_width else answers
-    table = columns.append_column(field, pa.array(held, _answer_type(manifest)))
+    if manifest.vector_width:
+        column = pa.array([each and _numbers(each["embedding"]) for each in answers], pa.list_(pa.float32()))
+    else:
+        column = pa.array(answers, _arrow_type(task_of(manifest).answer_type))
+    table = columns.append_column(field, column)
     return table if errors is None else table.append_column(ERROR, pa.array(errors, pa.string()))
 
 
@@ -132,12 +135,6 @@ def _schema_of(rows: Path, field: str) -> "pa.Schema":
                 "each field"
             ) from None
     return found
-
-
-def _answer_type(manifest: Manifest) -> "pa.DataType":
-    import pyarrow as pa
-
-    return pa.list_(pa.float32()) if manifest.vector_width else _arrow_type(task_of(manifest).answer_type)
 
 
 def _arrow_type(kind: Any) -> "pa.DataType":

@@ -7,15 +7,38 @@ when the pieces are joined at the end, so offsets always match the text.
 import json
 import random
 import re
+import tomllib
 import unicodedata
 from collections.abc import Iterable, Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
 from serve.errors import BadInput
 from serve.files import replacing
-from stillroom.inputs.sample_texts.phrases import CLOSINGS, DETAILS, EMOJI, GREETINGS, INTENTS, Phrases
 from stillroom.inputs.sample_texts.values import SLOTS, Share
+
+
+class Phrases(NamedTuple):
+    """A list of `phrases.toml`, which explains the grammar.
+
+    `everywhere` is for all splits, `dealt` for unlabelled text; of `dealt` position 1 modulo 3 for validation, 2 for test.
+    """
+
+    everywhere: tuple[str, ...]
+    dealt: tuple[str, ...]
+
+
+_TABLES = tomllib.loads(files(__package__).joinpath("phrases.toml").read_text(encoding="utf-8"))
+
+
+INTENTS: dict[str, Phrases] = {
+    name: Phrases(tuple(table["everywhere"]), tuple(table["dealt"])) for name, table in _TABLES["intents"].items()
+}
+DETAILS = Phrases(tuple(_TABLES["details"]["everywhere"]), tuple(_TABLES["details"]["dealt"]))
+GREETINGS: list[str] = _TABLES["greetings"]
+CLOSINGS: list[str] = _TABLES["closings"]
+EMOJI: list[str] = _TABLES["emoji"]
 
 # Unlabelled messages are the shop's unlabelled inbox: its values are those of validation and test as well as its own.
 # The training split has none of them.

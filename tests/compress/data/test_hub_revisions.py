@@ -14,8 +14,7 @@ from test_hub import COMMIT, Hub
 import stillroom
 from compress.models.pretrained import open_model
 from serve.errors import BadInput
-from stillroom.commands.compare.run import compare
-from stillroom.verbs.compare import Comparison
+from stillroom.verbs.compare import compare
 
 ASK = """
 import sys
@@ -71,15 +70,13 @@ def test_every_verb_refuses_a_revision_of_a_folder(tiny_teacher: Path, task_data
         lambda: stillroom.export(teacher, out, data, revision="v2"),
         lambda: stillroom.evaluate(teacher, data, revision="v2"),
         lambda: compare(
-            Comparison(
-                teacher=teacher,
-                task=task,
-                data=data,
-                out=str(out),
-                methods=("minilm",),
-                corpus=(str(text),),
-                revision="v2",
-            )
+            teacher=teacher,
+            task=task,
+            data=data,
+            out=str(out),
+            methods=("minilm",),
+            corpus=(str(text),),
+            revision="v2",
         ),
     ]
     for call in calls:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from compress.evaluation.attention_divergence import divergence, mean_divergence
+from compress.evaluation.layer_analysis import divergence, mean_divergence
 
 
 def attention(heads: int, tokens: int, seed: int) -> torch.Tensor:

@@ -15,8 +15,7 @@ from compress.data.encoded import Encoded
 from compress.data.examples import Example
 from compress.data.labelled_files import read_examples
 from compress.data.tags import from_tags
-from compress.evaluation.entities import scored_spans, widened
-from compress.evaluation.metrics import ENTITY_F1
+from compress.evaluation.metrics import ENTITY_F1, scored_spans, widened
 from compress.tasks import TOKEN_CLASSIFICATION
 from serve.text.labels import bio_tags
 from serve.text.spans import Span

@@ -11,7 +11,8 @@ from interruptions import interrupted_at
 from small_task import examples, make_teacher, make_tokenizer, relations, write_rows
 
 import stillroom as face
-from compress.labelling import by_model
+from compress.evaluation import predictions
+from compress.labelling import label as labelling
 from serve.errors import BadInput
 
 
@@ -144,11 +145,11 @@ def test_killed_and_given_again_it_asks_only_what_is_missing_and_ends_with_the_s
     classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = write_rows(tmp_path / "a.jsonl", examples(50, seed=1))
-    monkeypatch.setattr(by_model, "SHARD_TEXTS", 16)
+    monkeypatch.setattr(labelling, "SHARD_TEXTS", 16)
     face.label([texts], checkpoint=str(classifier), out=tmp_path / "whole.jsonl", threads=1)
     asked: list[int] = []
-    dying = interrupted_at(3, by_model.shared_row_logits, asked)
-    monkeypatch.setattr(by_model, "shared_row_logits", dying)
+    dying = interrupted_at(3, predictions.shared_row_logits, asked)
+    monkeypatch.setattr(predictions, "shared_row_logits", dying)
     out = tmp_path / "killed.jsonl"
     with pytest.raises(KeyboardInterrupt):
         face.label([texts], checkpoint=str(classifier), out=out, threads=1)

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from compress.losses.parallel import on_cores
-from compress.losses.tiled_relations import TILE_LOSSES, Dots, tiled_loss
+from compress.losses.tiled_relations import TILE_LOSSES, Dots, on_cores, tiled_loss
 from compress.models.dropout_attention import dropout_attention
 
 

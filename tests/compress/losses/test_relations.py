@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from whole_relations import relation_loss as by_head
 
-from compress.losses.relations import check_relation_heads, split_heads
+from compress.losses.vectors import check_relation_heads, split_heads
 from serve.errors import BadInput
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from whole_relations import attention_loss
 
-from compress.losses.relations import dot_scores
 from compress.losses.tiled_relations import Dots, tiled_loss
+from compress.losses.vectors import dot_scores
 
 pytest.importorskip("triton", reason="Triton has no wheel for this system; it comes with torch where it knows the GPU")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from whole_relations import attention_loss, attention_square_loss, relation_loss, score_loss
 
-from compress.losses.hidden import cosine_loss, hidden_loss, summed_hidden_loss
 from compress.losses.outputs import logit_loss
-from compress.losses.relations import direct_loss
 from compress.losses.tiled_relations import Dots, tiled_loss
+from compress.losses.vectors import cosine_loss, direct_loss, hidden_loss, summed_hidden_loss
 from compress.methods.objectives import OutputTerm, output_losses
 
 HEADS, WIDE, NARROW = 3, 8, 4  # widths of one head

@@ -64,6 +64,22 @@ def test_a_model_that_cannot_answer_is_refused_by_what_stands_in_its_configurati
         assert message in str(told.value)
 
 
+def test_a_tagger_is_not_of_several_labels_a_text_whatever_problem_type_says(
+    checkpoint: Path, change_json: Change
+) -> None:
+    change_json("config.json", problem_type="multi_label_classification")
+    assert open_model(str(checkpoint)).multi_label
+    change_json("config.json", architectures=["BertForTokenClassification"])
+    assert not open_model(str(checkpoint)).multi_label
+
+
+def test_whole_numbers_beside_the_weights_stop_nothing(
+    checkpoint: Path, change_weights: Callable[[Callable[[dict[str, torch.Tensor]], object]], None]
+) -> None:
+    change_weights(lambda held: held.update({"bert.embeddings.position_ids": torch.arange(64)[None]}))
+    assert open_model(str(checkpoint)).has_head
+
+
 def test_a_class_that_transformers_does_not_have_is_told(
     checkpoint: Path, change_json: Change, caplog: pytest.LogCaptureFixture
 ) -> None:

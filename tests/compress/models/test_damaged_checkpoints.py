@@ -17,7 +17,7 @@ from compress.runs.lineage import read_lineage
 from latency.candidates.candidate import Candidate
 from latency.candidates.torch_candidate import load_torch
 from serve.errors import BadInput
-from stillroom.commands.profile.models import task_of
+from stillroom.verbs.profile.models import task_of
 
 ROWS = "bert.embeddings.word_embeddings.weight"
 QUERY = "bert.encoder.layer.1.attention.self.query.weight"
@@ -45,6 +45,34 @@ def panicking(folder: Path) -> None:
     file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | {"normalizer": table}), encoding="utf-8")
 
 
+def retyped(**changes: Any) -> Callable[[Path], object]:
+    """Gives QUERY another type."""
+    return lambda folder: weights(folder, lambda held: held.update({QUERY: (held[QUERY] * 100).to(**changes)}))
+
+
+def respelled(old: str, new: str) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        text = (folder / "config.json").read_text(encoding="utf-8")
+        assert old in text
+        (folder / "config.json").write_text(text.replace(old, new, 1), encoding="utf-8")
+
+    return change
+
+
+def shards(*, outside: bool = False, suffix: str = ".safetensors", **index: object) -> Callable[[Path], object]:
+    """Moves the weights to a file that an index names."""
+
+    def change(folder: Path) -> None:
+        file = folder / f"{'../' if outside else ''}part{suffix}"
+        names = dict.fromkeys(load_file(folder / "model.safetensors"), str(file.relative_to(folder)))
+        (folder / "model.safetensors").rename(file)
+        stated = {"metadata": {}, "weight_map": names} | index
+        (folder / "model.safetensors.index.json").write_text(json.dumps(stated), encoding="utf-8")
+
+    return change
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 437\n"
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "weights cut in the middle": (
         lambda f: cut(f / "model.safetensors", 20_000),
@@ -116,6 +144,51 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         ],
         r"its model\.safetensors\.index\.json cannot be read \(JSONDecodeError",
     ),
+    "a pointer of Git LFS": (
+        lambda f: (f / "model.safetensors").write_text(POINTER, encoding="utf-8"),
+        r"its model\.safetensors is damaged \(it is a pointer of Git LFS, not the file: run git lfs pull\)",
+    ),
+    "an index that names a file outside": (shards(outside=True), r"index\.json names \.\./part\.safetensors; it needs"),
+    "an index that names pickles": (shards(suffix=".bin"), r"index\.json names part\.bin; it needs \.safetensors"),
+    "an index of nothing": (shards(weight_map={}), r"index\.json has no weight_map of files"),
+    "an index without metadata": (shards(metadata=None), r"index\.json has no weight_map of files, or no metadata"),
+    "whole numbers as weights": (retyped(dtype=torch.int8), rf"its weight {QUERY} is of type int8"),
+    "bits as weights": (retyped(dtype=torch.bool), rf"its weight {QUERY} is of type bool"),
+    "complex weights": (retyped(dtype=torch.complex64), rf"its weight {QUERY} is of type complex64"),
+    "weights of 8 bits": (retyped(dtype=torch.float8_e4m3fn), rf"its weight {QUERY} is of type float8_e4m3fn"),
+    "weights too large for float32": (
+        lambda f: weights(f, lambda w: w.update({QUERY: w[QUERY].double() * 1e300})),
+        rf"its weight {QUERY} has 1,024 values that are not finite",
+    ),
+    "a setting that is no number": (
+        respelled("1e-12", "NaN"),
+        r"its config\.json cannot be read \(.*layer_norm_eps is nan",
+    ),
+    "a setting beyond all numbers": (respelled("1e-12", "1e999"), r"\(ValueError: layer_norm_eps is inf\)"),
+    "a setting below 0": (lambda f: config(f, layer_norm_eps=-1.0), r"\(ValueError: layer_norm_eps is -1\.0\)"),
+    "a setting stated twice": (
+        respelled('"hidden_size": 32', '"hidden_size": 16, "hidden_size": 32'),
+        r"hidden_size is there twice, as 16 and 32",
+    ),
+    "fewer heads than none": (lambda f: config(f, num_attention_heads=-4), r"num_attention_heads is -4"),
+    "millions of layers": (lambda f: config(f, num_hidden_layers=10**7), r"num_hidden_layers is 10000000"),
+    "a list without end": (
+        lambda f: (f / "config.json").write_text("[" * 100_000, encoding="utf-8"),
+        r"its config\.json cannot be read \(RecursionError",
+    ),
+    "ids of labels that contradict each other": (
+        lambda f: config(f, label2id={"praise": 1, "refund": 0, "status": 2}),
+        r"'praise' is label 0 by id2label in its config\.json and label 1 by label2id",
+    ),
+    "two classes": (
+        lambda f: config(f, architectures=["BertModel", "BertForSequenceClassification"]),
+        r"architectures in its config\.json is \['BertModel', .*\], not a list of one class",
+    ),
+    "a class without a name": (lambda f: config(f, architectures=[None]), r"is \[None\], not a list of one class"),
+    "a problem that nobody knows": (
+        lambda f: config(f, problem_type="ranking"),
+        r"problem_type in .* is 'ranking'; null",
+    ),
     "no tokenizer": (
         lambda f: [(f / name).unlink() for name in ("tokenizer.json", "vocab.txt")],
         r"has no tokenizer; tokenizer\.json, vocab\.txt",
@@ -137,6 +210,16 @@ def test_damage_of_a_checkpoint_is_named_when_it_is_opened(damage: str, checkpoi
 def test_a_broken_tokenizer_file_is_named(checkpoint: Path) -> None:
     cut(checkpoint / "tokenizer.json", 50)
     with pytest.raises(BadInput, match=r"its tokenizer cannot be opened from tokenizer\.json.* \(.*\)"):
+        open_tokenizer(open_model(str(checkpoint)))
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", "{}".encode("utf-16"), b"\xef\xbb\xbf{}", b"[" * 100_000, POINTER.encode()]
+)
+def test_the_file_of_a_tokenizer_that_is_broken_is_named(file: str, content: bytes, checkpoint: Path) -> None:
+    (checkpoint / file).write_bytes(content)
+    with pytest.raises(BadInput, match=rf": its {file} cannot be read \("):
         open_tokenizer(open_model(str(checkpoint)))
 
 
@@ -196,22 +279,17 @@ def test_a_checkpoint_that_asks_for_attention_of_torch_opens(own: str | None, ch
     load_torch(Candidate("mine", "torch", "fp32", checkpoint, 1))
 
 
-POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 437\n"
 PROFILED: dict[str, tuple[Callable[[Path], object], str]] = {
     **{name: harm for name, harm in DAMAGE.items() if name not in ("no tokenizer", "a family that is no name")},
     "empty weights": (lambda f: cut(f / "model.safetensors", 0), r"its model\.safetensors is damaged"),
     "missing weights": (lambda f: (f / "model.safetensors").unlink(), r"has no \.safetensors weights"),
-    "a pointer of Git LFS": (
-        lambda f: (f / "model.safetensors").write_text(POINTER, encoding="utf-8"),
-        r"its model\.safetensors is damaged",
-    ),
     "an architecture that is a number": (
         lambda f: config(f, architectures=3),
         r"architectures in its config\.json is 3, not a list",
     ),
     "a list without the name of an architecture": (
         lambda f: config(f, architectures=[3]),
-        r"its config\.json cannot be read",
+        r"architectures in its config\.json is \[3\], not a list",
     ),
     "too few labels": (lambda f: config(f, id2label={"0": "praise", "1": "refund"}), r"they hold classifier"),
 }
@@ -225,7 +303,7 @@ def test_a_damaged_checkpoint_is_not_profiled(damage: str, checkpoint: Path, tmp
         stillroom.profile([checkpoint], out=tmp_path / "out", seconds=1)
     assert str(refused.value).startswith(str(checkpoint))
     assert "\n" not in str(refused.value)
-    assert [path.name for path in tmp_path.iterdir()] == ["classifier"]
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -290,7 +368,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a tokenizer cut": (lambda f: cut(f / "tokenizer.json", 50), r"its tokenizer cannot be opened"),
     "a configuration of a tokenizer cut": (
         lambda f: cut(f / "tokenizer_config.json", 20),
-        r"its tokenizer cannot be opened",
+        r"its tokenizer_config\.json cannot be read",
     ),
 }
 

@@ -1,9 +1,11 @@
 """The tokenizer of a folder is what its tokenizer.json says, whatever class its tokenizer_config.json names."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
@@ -185,6 +187,56 @@ def test_a_side_of_truncation_that_is_not_read_is_told(
     change_json("tokenizer_config.json", truncation_side="left")
     open_tokenizer(open_model(str(checkpoint)))
     assert "truncation_side of its tokenizer is left" in caplog.text
+
+
+def test_sides_and_inputs_that_are_not_read_are_told(
+    checkpoint: Path, change_json: Change, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    change_json("tokenizer_config.json", padding_side="left", model_input_names=["input_ids", "attention_mask"])
+    save_tokenizer(open_model(str(checkpoint)), tmp_path / "made")
+    assert "padding_side of its tokenizer is left" in caplog.text
+    assert "model_input_names of its tokenizer leaves out token_type_ids" in caplog.text
+    assert '"left"' not in (tmp_path / "made" / "tokenizer_config.json").read_text()
+
+
+@pytest.mark.parametrize("flag", ["single_word", "normalized"])
+def test_added_tokens_are_found_in_texts_by_the_rules_of_the_tokenizer_file(
+    flag: str, checkpoint: Path, change_json: Change, caplog: pytest.LogCaptureFixture
+) -> None:
+    mask = in_file(checkpoint).token_to_id("[MASK]")
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True, flag: True}
+    change_json("tokenizer_config.json", added_tokens_decoder={str(mask): {"content": "[MASK]"} | flags})
+    texts = ["a[MASK]b", "[mask] a"]
+    assert ids_of(open_tokenizer(open_model(str(checkpoint))), *texts) == ids_of(in_file(checkpoint), *texts)
+    assert "different tokens" in caplog.text
+
+
+@pytest.mark.parametrize("file", ["added_tokens.json", "tokenizer_config.json"])
+def test_an_added_token_that_would_get_another_id_is_refused(
+    file: str, checkpoint: Path, change_json: Change, change_weights: Callable[..., None]
+) -> None:
+    rows = open_model(str(checkpoint)).config.vocab_size + 200
+    change_json("config.json", vocab_size=rows)
+    change_weights(lambda held: held.update({"bert.embeddings.word_embeddings.weight": torch.zeros(rows, 32)}))
+    stated = (
+        {"<x>": rows - 1} if file == "added_tokens.json" else {"added_tokens_decoder": {rows - 1: {"content": "<x>"}}}
+    )
+    change_json(file, **stated)
+    with pytest.raises(BadInput, match=rf"gives the token '<x>' the id {rows - 1}, and it would get \d+ here"):
+        open_tokenizer(open_model(str(checkpoint)))
+
+
+@pytest.mark.parametrize("kind", ["two words of one id", "another id around texts"])
+def test_a_tokenizer_that_contradicts_itself_is_refused(kind: str, checkpoint: Path) -> None:
+    text = (checkpoint / "tokenizer.json").read_text(encoding="utf-8")
+    said = json.loads(text)
+    if kind == "two words of one id":
+        said["model"]["vocab"]["lampshade"] = 7
+    else:
+        said["post_processor"] = json.loads(json.dumps(said["post_processor"]).replace('"ids": [3]', '"ids": [300]'))
+    (checkpoint / "tokenizer.json").write_text(json.dumps(said), encoding="utf-8")
+    with pytest.raises(BadInput, match=r"and 'lampshade' one id, 7|puts '\[SEP\]' around texts as id 300"):
+        open_tokenizer(open_model(str(checkpoint)))
 
 
 def test_texts_are_lowered_where_sentence_transformers_lowers_them(checkpoint: Path, change_json: Change) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from compress.runs import choice
+from compress.runs import task_stages
 from compress.runs.lineage import read_lineage
 
 
@@ -36,7 +36,7 @@ def choose(tmp_path: Path, inputs: Any, distilled: list[float] | None, undistill
     folders = {name: checkpoint(tmp_path / name, curve) if curve else None for name, curve in found.items()}
     out = tmp_path / "student"
     out.mkdir()
-    choice.make_choice(out, inputs, teacher, folders["distilled"], folders["undistilled"])
+    task_stages.make_choice(out, inputs, teacher, folders["distilled"], folders["undistilled"])
     return out
 
 

@@ -15,12 +15,11 @@ from compress.settings import Distillation, TaskSettings
 from compress.training.loop import device_of_process
 from serve.bundle.cpu import HIDDEN_VARIABLE
 from serve.errors import BadInput
-from stillroom.commands.compare.run import compare
-from stillroom.commands.run.pipeline import run
-from stillroom.commands.run.stages import Run
 from stillroom.inputs.preflight import prepare
 from stillroom.inputs.recipe import Recipe
-from stillroom.verbs.compare import Comparison
+from stillroom.verbs.compare import compare
+from stillroom.verbs.run.pipeline import run
+from stillroom.verbs.run.stages import Run
 
 NEEDED: dict[Any, dict[str, Any]] = {
     TaskSettings: {"teacher": "t", "task": "text-classification", "data": "d"},
@@ -71,7 +70,7 @@ def test_a_gpu_that_is_not_there_is_refused_with_all_else_that_is_wrong(
     with pytest.raises(BadInput, match=both):
         compress.distill("./none", [corpus], out, device="cuda", precision="fp16")
     with pytest.raises(BadInput, match=both):
-        compare(Comparison(**given, methods=("minilm",), corpus=(str(corpus),)))
+        compare(**given, methods=("minilm",), corpus=(str(corpus),))
     with pytest.raises(BadInput, match=r"--device is 'tpu'.*; give one of auto, cpu, cuda"):
         compress.finetune(teacher, task, data, out, device="tpu")
     with pytest.raises(BadInput, match=r"--device is 'tpu'.*; give one of auto, cpu, cuda"):

@@ -7,11 +7,11 @@ import pytest
 
 from compress import distill
 from compress.methods.catalogue import Sizes, stages_of
-from compress.methods.living_target import learns_relations, on_living_layers
 from compress.models.grow_teacher import grown
 from compress.models.pretrained import load_encoder, open_model
 from compress.progress import Event
 from compress.runs.lineage import save_with_lineage
+from compress.runs.method_trainings import learns_relations, on_living_layers
 from serve.errors import BadInput
 
 STUDENT = "layers=2,hidden=16,heads=4,ffn=32"

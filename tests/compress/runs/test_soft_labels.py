@@ -90,7 +90,7 @@ def test_confidence_is_the_mean_probability_of_the_likeliest_answer() -> None:
 
 def trial(folder: Path, reached: float) -> Path:
     folder.mkdir()
-    (folder / task_stages.TRIAL).write_text(json.dumps({"validation": reached}))
+    (folder / soft_labels.TRIAL).write_text(json.dumps({"validation": reached}))
     return folder
 
 
@@ -100,7 +100,7 @@ def test_the_share_that_was_better_on_validation_is_taken(
 ) -> None:
     trials = {0.5: trial(tmp_path / "half", half), 0.9: trial(tmp_path / "most", most)}
     (tmp_path / soft_labels.CONFIDENCE).write_text('{"train": 0.99, "validation": 0.91}')
-    soft = task_stages.chosen_share(tmp_path, trials)
+    soft = soft_labels.chosen_share(tmp_path, trials)
     assert soft.weight == taken
     said = soft_labels.told(soft.lineage)
     assert f"share of {taken:g}" in said[0]

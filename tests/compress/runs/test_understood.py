@@ -16,8 +16,8 @@ from compress.runs.task_inputs import TaskInputs
 from compress.runs.understood import understood, understood_lines
 from compress.settings import TaskSettings
 from serve.errors import BadInput
-from stillroom.commands.run.pipeline import plan_of, run
 from stillroom.inputs.recipe import Recipe
+from stillroom.verbs.run.pipeline import plan_of, run
 
 SHAPE = "layers=2,hidden=32,heads=4,ffn=32"
 TAGS = ["O", "B-item", "I-item", "B-city", "I-city", "B-colour", "I-colour", "B-name", "I-name"]

@@ -19,7 +19,7 @@ from compress.models.embedding_rows import rows_in_use
 from compress.models.precision import check_precision
 from compress.training.checkpoint import Progress, load_checkpoint, save_checkpoint
 from compress.training.loop import Validation, train
-from compress.training.prefetch import Prefetcher
+from compress.training.metrics import Prefetcher
 from serve.errors import BadInput
 
 CONFIG = {

@@ -5,7 +5,7 @@ import torch
 from patience import PATIENCE_S
 
 from compress.data.batches import Batch
-from compress.training.prefetch import Prefetcher
+from compress.training.metrics import Prefetcher
 
 
 def numbered(step: int) -> Batch:

@@ -17,7 +17,7 @@ from transformers import BertConfig, BertForTokenClassification
 from compress.data.batches import part_of
 from compress.data.corpus import CorpusText, Piece
 from compress.distributed import Share
-from compress.methods.catalogue import Sizes, minilmv2
+from compress.methods.catalogue import METHODS, Sizes
 from compress.methods.objectives import Projections
 from compress.methods.presets import Schedule
 from compress.models.families import FAMILIES
@@ -34,7 +34,7 @@ CONFIG = {
     "num_attention_heads": 4,
     "intermediate_size": 48,
 }
-RELATIONS = minilmv2(Sizes(3, 3, 24, 24, relation_heads=4, teacher_layer=2))[0]
+RELATIONS = METHODS["minilmv2"](Sizes(3, 3, 24, 24, relation_heads=4, teacher_layer=2))[0]
 DEVICE = "cuda"
 PIECES = [Piece(np.random.default_rng(i).integers(5, 50, 4 + i % 9), np.arange(4 + i % 9)) for i in range(40)]
 
@@ -44,7 +44,7 @@ def trained(folder: Path, report: Any = None, **settings: Any) -> tuple[Any, Any
     torch.manual_seed(0)
     teacher = BertForTokenClassification(BertConfig(**CONFIG))
     student = BertForTokenClassification(BertConfig(**(CONFIG | {"num_hidden_layers": 2})))
-    stage = minilmv2(Sizes(3, 2, 24, 24, relation_heads=4, teacher_layer=2))[0]
+    stage = METHODS["minilmv2"](Sizes(3, 2, 24, 24, relation_heads=4, teacher_layer=2))[0]
     text = CorpusText(PIECES, 0, 8, 0)
     given = StageSettings(60, learning_rate=5e-3, checkpoint_every_s=0, **settings)
     return student, train_stage(stage, teacher, student, FAMILIES["bert"], text, given, folder=folder, report=report)

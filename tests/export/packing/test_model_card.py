@@ -1,10 +1,15 @@
+import re
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
 from export.packing.model_card import CardFacts, Figure, model_card
+from serve.settings import Limits
+from serve.tasks import SERVED_TASKS
+from serve.tasks.served_task import ServedTask
 
 FACTS = CardFacts(
     name="places: a | student",
@@ -74,6 +79,17 @@ def test_a_person_reads_scores_labels_lineage_and_limits() -> None:
 )
 def test_the_card_says_what_becomes_of_a_long_text(known: dict[str, Any], said: str) -> None:
     assert said in model_card(replace(FACTS, **known))
+
+
+@pytest.mark.parametrize("task", [*SERVED_TASKS], ids=lambda task: task.kind)
+def test_the_card_sends_a_request_that_the_task_accepts(task: ServedTask) -> None:
+    facts = replace(FACTS, task=task.name, labels=("a", "b"), relations=task.reads_markers)
+    sent = re.search(r"localhost:8000(\S+) .* -d '(.*)'", model_card(facts))
+    assert sent is not None
+    assert sent[1] == task.endpoint.path
+    body = sent[2].encode()
+    request = msgspec.json.decode(body, type=task.request_type(body))
+    assert len(task.works_of(request, Limits())) == 1
 
 
 @pytest.mark.parametrize("license_name", [None, "mit"])

@@ -11,7 +11,8 @@ from small_checkpoints import MAX_LENGTH, TAGS, WORDS, Exported, with_constants
 
 from compress.data.encoded import Encoded
 from compress.data.examples import Entity, Example
-from compress.evaluation.logits import distance, number_distance
+from compress.evaluation.metrics import distance
+from compress.evaluation.numbers import number_distance
 from compress.tasks import TOKEN_CLASSIFICATION
 from export.graph.nodes import Wiring
 from export.precision.int8_search import Evaluator, Prepared, find_int8, session_logits

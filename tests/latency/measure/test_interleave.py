@@ -18,7 +18,7 @@ from latency.measure import interleave
 from latency.measure.interleave import Patience, Worker, at_work, measure
 from latency.measure.worker import timed_calls
 from latency.measure.workloads import Workload
-from serve.bundle.cpu_quota import Cores, one_cpu_a_core, read_cores
+from serve.bundle.cpu import Cores, one_cpu_a_core, read_cores
 from serve.errors import BadInput, InternalError
 
 QUICK = Patience(seconds=0.0, turn_seconds=0.0)

@@ -7,7 +7,7 @@ import pytest
 from limited_group import inside, limited_group
 from repository import ROOT
 
-from serve.bundle.cpu_quota import Cores, available_cores, one_cpu_a_core, read_cores, why
+from serve.bundle.cpu import Cores, available_cores, one_cpu_a_core, read_cores, why
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_the_reason_for_the_threads_is_a_sentence(cores: Cores, sentence: str) -
 @pytest.mark.parametrize("quota_cores", [1.0, 0.5])
 def test_a_process_in_a_limited_group_of_this_machine_runs_one_thread(quota_cores: float) -> None:
     physical = read_cores().physical
-    told = "from serve.bundle.cpu_quota import read_cores, why; print(read_cores().chosen); print(why(read_cores()))"
+    told = "from serve.bundle.cpu import read_cores, why; print(read_cores().chosen); print(why(read_cores()))"
     with limited_group(quota_cores) as group:
         if group is None:
             pytest.skip("this process may not make a control group with a quota of CPU time")

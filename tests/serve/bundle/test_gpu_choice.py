@@ -10,10 +10,9 @@ import pytest
 from patience import PATIENCE_S
 from repository import ROOT
 
-from serve.bundle import runtimes, variant_choice
+from serve.bundle import runtimes
 from serve.bundle.manifest import Bundle
-from serve.bundle.runtimes import INSTALL_ONNXRUNTIME_GPU, gpu_lacks, gpus
-from serve.bundle.variant_choice import choose, choose_for_gpu
+from serve.bundle.runtimes import INSTALL_ONNXRUNTIME_GPU, choose, choose_for_gpu, gpu_lacks, gpus
 from serve.errors import BadInput, BundleError
 from serve.http.app import fronts_of
 from serve.model.pipeline import Pipeline
@@ -98,7 +97,7 @@ def test_a_gpu_is_asked_about_the_variant_and_an_edited_card_is_noted(
     bundle_with: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = bundle_with(["fp32", "int8"], "int8")
-    monkeypatch.setattr(variant_choice, "gpu_lacks", str)  # as if there were a GPU
+    monkeypatch.setattr(runtimes, "gpu_lacks", str)  # as if there were a GPU
     assert choose(bundle, device="cuda").variant == "fp32"
     edited = Bundle(bundle.path, bundle.manifest, card_edited=True)
     assert "was edited" in choose(edited, device="cuda").notes[0]

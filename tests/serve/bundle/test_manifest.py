@@ -11,7 +11,7 @@ import pytest
 from server_process import serving, until
 
 from serve.bundle.manifest import MAX_MANIFEST_BYTES, canonical_json, digest, sha256_file, verify
-from serve.bundle.variant_choice import choose
+from serve.bundle.runtimes import choose
 from serve.errors import BadInput, BundleError
 from serve.model.pipeline import Pipeline
 from serve.tasks import open_bundle

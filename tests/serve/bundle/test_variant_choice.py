@@ -13,7 +13,7 @@ from server_process import serving
 
 from serve.bundle.cpu import HIDDEN_VARIABLE, cpu_features, suits
 from serve.bundle.manifest import Bundle
-from serve.bundle.variant_choice import choose
+from serve.bundle.runtimes import choose
 from serve.errors import BadInput, BundleError
 from serve.model.pipeline import Pipeline
 from serve.tasks import open_bundle

@@ -18,7 +18,7 @@ from starlette.applications import Starlette
 
 from serve.errors import BadInput
 from serve.http.app import create_app
-from serve.settings import Limits
+from serve.settings import Limits, ServeSettings
 from serve.workers.batcher import _Caller
 
 
@@ -73,7 +73,7 @@ async def until(client: httpx.AsyncClient, line: str) -> None:
 
 
 def test_a_full_queue_answers_429_and_says_when_to_come_again(entities_bundle: Path) -> None:
-    app = create_app([entities_bundle], processes=1, limits=Limits(queued_texts=2))
+    app = create_app([entities_bundle], ServeSettings(processes=1, limits=Limits(queued_texts=2)))
 
     async def scenario(client: httpx.AsyncClient) -> None:
         with stopped():
@@ -91,7 +91,7 @@ def test_a_full_queue_answers_429_and_says_when_to_come_again(entities_bundle: P
 
 
 def test_a_text_beside_a_long_one_that_holds_the_only_process_is_told_when_to_come_again(entities_bundle: Path) -> None:
-    app = create_app([entities_bundle], processes=1)
+    app = create_app([entities_bundle], ServeSettings(processes=1))
 
     async def scenario(client: httpx.AsyncClient) -> None:
         with stopped():
@@ -111,7 +111,7 @@ def test_a_text_beside_a_long_one_that_holds_the_only_process_is_told_when_to_co
 
 
 def test_an_answer_that_takes_too_long_is_504_and_what_was_not_begun_is_dropped(entities_bundle: Path) -> None:
-    app = create_app([entities_bundle], processes=1, limits=Limits(answer_s=3.0))
+    app = create_app([entities_bundle], ServeSettings(processes=1, limits=Limits(answer_s=3.0)))
 
     async def scenario(client: httpx.AsyncClient) -> None:
         with stopped():
@@ -130,7 +130,7 @@ def test_an_answer_that_takes_too_long_is_504_and_what_was_not_begun_is_dropped(
 
 
 def test_a_client_that_hangs_up_takes_its_texts_with_it(entities_bundle: Path) -> None:
-    app = create_app([entities_bundle], processes=1)
+    app = create_app([entities_bundle], ServeSettings(processes=1))
 
     async def hang_up_after_the_body(client: httpx.AsyncClient) -> None:
         messages = iter([{"type": "http.request", "body": b'{"text": ["a", "b"]}', "more_body": False}])
@@ -168,7 +168,7 @@ def test_a_client_that_hangs_up_takes_its_texts_with_it(entities_bundle: Path) -
 
 
 def test_what_goes_wrong_inside_stays_inside(broken_bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
-    app = create_app([broken_bundle], processes=1)
+    app = create_app([broken_bundle], ServeSettings(processes=1))
 
     async def scenario(client: httpx.AsyncClient) -> None:
         failed = await client.post("/v1/entities", json={"text": "refund"}, headers={"X-Request-Id": "r-1"})
@@ -183,7 +183,7 @@ def test_what_goes_wrong_inside_stays_inside(broken_bundle: Path, caplog: pytest
 
 
 def test_the_server_is_ready_only_once_its_models_have_run(entities_bundle: Path) -> None:
-    app = create_app([entities_bundle], processes=1)
+    app = create_app([entities_bundle], ServeSettings(processes=1))
 
     async def run() -> None:
         async with client_of(app, ready=False) as client:
@@ -199,7 +199,7 @@ def test_the_server_is_ready_only_once_its_models_have_run(entities_bundle: Path
 
 
 def test_the_models_processes_end_with_the_server(entities_bundle: Path) -> None:
-    app = create_app([entities_bundle], processes=2)
+    app = create_app([entities_bundle], ServeSettings(processes=2))
 
     async def scenario(client: httpx.AsyncClient) -> None:
         await client.post("/v1/entities", json={"text": "rome"})
@@ -210,7 +210,7 @@ def test_the_models_processes_end_with_the_server(entities_bundle: Path) -> None
 
 
 def test_many_texts_are_answered_as_each_alone(entities_bundle: Path) -> None:
-    app = create_app([entities_bundle], processes=2)
+    app = create_app([entities_bundle], ServeSettings(processes=2))
     texts = [f"{'please ' * (index % 9)}rome" for index in range(300)]
 
     async def scenario(client: httpx.AsyncClient) -> None:
@@ -228,12 +228,12 @@ def test_an_app_that_is_broken_off_leaves_no_process(entities_bundle: Path) -> N
         raise KeyError("what it stands in")
 
     with pytest.raises(KeyError, match="what it stands in"):
-        asking(create_app([entities_bundle], processes=1), broken_off)
+        asking(create_app([entities_bundle], ServeSettings(processes=1)), broken_off)
     assert model_processes() == []
 
 
 def test_a_process_that_dies_costs_its_own_requests_and_another_takes_its_place(entities_bundle: Path) -> None:
-    app = create_app([entities_bundle], processes=1)
+    app = create_app([entities_bundle], ServeSettings(processes=1))
 
     async def scenario(client: httpx.AsyncClient) -> None:
         (process,) = model_processes()
@@ -253,7 +253,7 @@ def test_a_process_that_dies_costs_its_own_requests_and_another_takes_its_place(
 
 
 def test_a_process_that_dies_idle_is_replaced(entities_bundle: Path) -> None:
-    app = create_app([entities_bundle], processes=1)
+    app = create_app([entities_bundle], ServeSettings(processes=1))
 
     async def scenario(client: httpx.AsyncClient) -> None:
         (process,) = model_processes()
@@ -268,7 +268,7 @@ def test_a_bundle_that_changed_on_disk_is_not_served(
     entities_bundle: Path, copied: Callable[[Path], Path], manifest_writer: Callable[..., None]
 ) -> None:
     folder = copied(entities_bundle)
-    app = create_app([folder], processes=1)
+    app = create_app([folder], ServeSettings(processes=1))
 
     async def scenario(client: httpx.AsyncClient) -> None:
         before = (await client.post("/v1/entities", json={"text": "rome"})).json()
@@ -301,7 +301,7 @@ def test_a_model_that_cannot_be_started_is_not_ready_and_refuses_while_others_an
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     folder = copied(entities_bundle)
-    app = create_app([folder, intents_bundle], processes=1)
+    app = create_app([folder, intents_bundle], ServeSettings(processes=1))
     manifest_writer(folder, max_length=31)  # it is not what was opened any more
 
     async def scenario() -> None:
@@ -326,7 +326,7 @@ def test_a_reload_does_not_take_another_model_for_the_one_that_was(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     folder = copied(entities_bundle)
-    app = create_app([folder], processes=1)
+    app = create_app([folder], ServeSettings(processes=1))
 
     async def scenario(client: httpx.AsyncClient) -> None:
         manifest_writer(folder, name="towns")
@@ -343,7 +343,7 @@ def test_a_reload_serves_what_lies_there_now_and_drops_no_request(
     entities_bundle: Path, copied: Callable[[Path], Path], manifest_writer: Callable[..., None]
 ) -> None:
     folder = copied(entities_bundle)
-    app = create_app([folder], processes=1)
+    app = create_app([folder], ServeSettings(processes=1))
 
     async def digest(client: httpx.AsyncClient) -> str:
         return str((await client.get("/v1/models")).json()["models"][0]["digest"])
@@ -376,7 +376,7 @@ def test_a_reload_serves_what_lies_there_now_and_drops_no_request(
 
 
 def test_a_model_answers_to_its_aliases_and_names_them(entities_bundle: Path) -> None:
-    app = create_app([entities_bundle], processes=1, aliases={"prod": "cities", "live": "cities"})
+    app = create_app([entities_bundle], ServeSettings(processes=1, alias=("prod=cities", "live=cities")))
 
     async def scenario(client: httpx.AsyncClient) -> None:
         answered = await client.post("/v1/entities", json={"text": "rome", "model": "prod"})
@@ -394,7 +394,7 @@ def test_a_model_answers_to_its_aliases_and_names_them(entities_bundle: Path) ->
 
     asking(app, scenario)
     with pytest.raises(BadInput, match="alias 'prod' for 'towns': the bundles are 'cities'"):
-        create_app([entities_bundle], aliases={"prod": "towns"})
+        create_app([entities_bundle], ServeSettings(alias=("prod=towns",)))
 
 
 def test_an_input_that_the_model_does_not_have_is_refused(
@@ -411,7 +411,7 @@ def test_an_input_that_the_model_does_not_have_is_refused(
             assert answered.status_code == status, answered.text
         assert "token_type_ids" in answered.text
 
-    asking(create_app([folder], processes=1), scenario)
+    asking(create_app([folder], ServeSettings(processes=1)), scenario)
 
 
 def test_a_server_needs_at_least_one_bundle() -> None:
@@ -421,7 +421,7 @@ def test_a_server_needs_at_least_one_bundle() -> None:
 
 def test_a_request_that_fails_in_the_model_leaves_nothing_behind(intents_bundle: Path) -> None:
     """Nothing that waits for the collector of cycles, that is: until it comes, nobody counts what is held."""
-    app = create_app([intents_bundle], processes=1)
+    app = create_app([intents_bundle], ServeSettings(processes=1))
 
     async def scenario(client: httpx.AsyncClient) -> None:
         # There is no threshold for the first: it is the process that refuses it.
@@ -468,7 +468,7 @@ def test_what_is_answered_past_the_routes_is_answered_as_by_them(entities_bundle
     ]  # fmt: skip
 
     def told(*, past_the_routes: bool) -> tuple[list[object], list[str]]:
-        app = create_app([entities_bundle, intents_bundle], processes=1, limits=Limits(texts=8))
+        app = create_app([entities_bundle, intents_bundle], ServeSettings(processes=1, limits=Limits(texts=8)))
         (middleware,) = app.user_middleware
         assert middleware.kwargs["direct"]
         if not past_the_routes:

@@ -22,8 +22,8 @@ from starlette.requests import ClientDisconnect, Request
 
 from serve.errors import Overloaded
 from serve.http.connections.exchange import GONE
-from serve.http.deadlines import Deadlines
-from serve.http.service import Service, in_a_thread
+from serve.http.deadlines import Deadlines, in_a_thread
+from serve.http.service import Service
 from serve.observe.metrics import Metrics
 from serve.settings import Limits
 from serve.workers.supervisor import ServedModel

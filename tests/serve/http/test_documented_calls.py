@@ -16,9 +16,9 @@ from repository import ROOT
 from benchmarks.serve.small_server import serving
 from serve import errors
 from serve.errors import StillroomError
+from serve.http.access import OPEN_PATHS
 from serve.http.app import create_app
-from serve.http.auth.access import OPEN_PATHS
-from serve.http.v2.tensors import InferRequest
+from serve.http.v2_tensors import InferRequest
 from serve.options import options_of
 from serve.settings import ServeSettings
 from serve.tasks.question_answering import AnswerRequest

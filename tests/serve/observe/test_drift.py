@@ -14,9 +14,9 @@ from export.validation.temperature import validation_scores
 from serve.errors import BundleError
 from serve.http.app import create_app
 from serve.model.pipeline import Pipeline
-from serve.observe import drift
-from serve.observe.drift import WINDOW_TEXTS, Drift, Expected, deviations
-from serve.observe.metrics import Metrics
+from serve.observe import metrics as server_metrics
+from serve.observe.metrics import WINDOW_TEXTS, Drift, Expected, Metrics, deviations
+from serve.settings import ServeSettings
 from serve.tasks import open_bundle
 from serve.tasks.served_task import ReadText
 from serve.text.answers import confidence
@@ -122,7 +122,7 @@ def test_a_text_without_a_word_has_no_entities_to_be_sure_of(entities_bundle: Pa
 
 
 def test_a_server_tells_of_the_texts_it_was_asked_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drift, "WINDOW_TEXTS", 20)
+    monkeypatch.setattr(server_metrics, "WINDOW_TEXTS", 20)
     table = intent_table()
     table[VOCABULARY.index("b")] = [0.1, 0, 0]
     scores = {"texts": 500, "mean": 0.95, "deviation": 0.05}
@@ -130,7 +130,7 @@ def test_a_server_tells_of_the_texts_it_was_asked_about(tmp_path: Path, monkeypa
     bundle = write_bundle(
         tmp_path / "intents", table, task="text-classification", labels=INTENTS, variants={"fp32": variant}
     )
-    with TestClient(create_app([bundle], processes=1)) as client:
+    with TestClient(create_app([bundle], ServeSettings(processes=1))) as client:
 
         def ask(text: str, times: int) -> None:
             assert client.post("/v1/classify", json={"text": [text] * times}).status_code == 200
@@ -153,7 +153,7 @@ def test_texts_as_sure_but_longer_start_an_alarm_of_their_length(tmp_path: Path)
     bundle = write_bundle(
         tmp_path / "intents", intent_table(), task="text-classification", labels=INTENTS, variants={"fp32": variant}
     )
-    with TestClient(create_app([bundle], processes=1)) as client:
+    with TestClient(create_app([bundle], ServeSettings(processes=1))) as client:
         for text, alarms in (("fly", 0), ("fly fly fly fly fly", 1)):  # three tokens, then seven
             client.post("/v1/classify", json={"text": [text] * WINDOW_TEXTS})
             told = client.get("/metrics").text
@@ -161,7 +161,7 @@ def test_texts_as_sure_but_longer_start_an_alarm_of_their_length(tmp_path: Path)
 
 
 def test_models_without_scores_of_validation_are_not_watched(intents_bundle: Path) -> None:
-    with TestClient(create_app([intents_bundle], processes=1)) as client:
+    with TestClient(create_app([intents_bundle], ServeSettings(processes=1))) as client:
         client.post("/v1/classify", json={"text": ["fly"] * 300})
         assert "stillroom_drift_expected{" not in client.get("/metrics").text
 

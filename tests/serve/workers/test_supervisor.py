@@ -117,4 +117,4 @@ def test_of_a_text_that_is_cut_the_queue_counts_what_is_computed() -> None:
 )
 def test_long_texts_that_are_cut_do_not_fill_the_queue(entities_bundle: Path, work: TextWork, cut: bool) -> None:
     model = ServedModel(entities_bundle, Limits(), Metrics(), processes=1)
-    assert (model._estimated_tokens(work) < 2_000) == cut
+    assert (model.task.estimated_tokens(work, model.manifest.max_length) < 2_000) == cut

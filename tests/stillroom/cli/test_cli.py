@@ -267,7 +267,8 @@ def test_a_dry_run_prints_the_plan_and_writes_no_stage(run: Run, given: dict[str
 
 def test_too_few_minutes_go_to_the_teacher_first_and_the_students_share_the_rest() -> None:
     from compress.runs.stages import Cost, RunStage
-    from stillroom.commands.run.time_budget import (
+    from stillroom.inputs.recipe import Recipe
+    from stillroom.verbs.run.time_budget import (
         PLAIN_TEXT,
         REST,
         SHARES,
@@ -278,7 +279,6 @@ def test_too_few_minutes_go_to_the_teacher_first_and_the_students_share_the_rest
         fitted,
         refitted,
     )
-    from stillroom.inputs.recipe import Recipe
 
     def stages_of(*costs: Cost) -> list[RunStage]:
         return [RunStage(cost.listed_as, (), costs=(cost,)) for cost in costs]
@@ -347,7 +347,7 @@ def test_a_refusal_for_want_of_minutes_leaves_what_was_finished(
 
 
 def test_a_student_that_labels_alone_would_serve_better_is_told_so() -> None:
-    from stillroom.commands.run.report import claims
+    from stillroom.verbs.run.report import claims
 
     row = {"a": "int8", "b": "undistilled", "difference": -0.4, "low": -0.6, "high": -0.2, "supported": True}
     assert "distillation made this model worse" in claims({"differences": [row]})[-1]

@@ -42,7 +42,7 @@ def test_a_process_that_is_started_has_what_stands_in_place_of_closed_streams(cl
     """Otherwise the first file that it opens gets the number of its output."""
     child = "import os; [os.fstat(number) for number in range(3)]"
     program = (
-        "import subprocess, sys; from serve.standard_streams import open_closed_streams as opened; opened(); "
+        "import subprocess, sys; from serve.files import open_closed_streams as opened; opened(); "
         f"sys.exit(subprocess.run([sys.executable, '-c', {child!r}], check=False).returncode)"
     )
     closed = ["bash", "-c", f'exec "$@" {closing}', "bash", sys.executable, "-c", program]

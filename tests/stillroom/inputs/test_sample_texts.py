@@ -16,8 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve.errors import BadInput
-from stillroom.inputs.sample_texts.messages import Message, support_messages, write_support_messages
-from stillroom.inputs.sample_texts.phrases import CLOSINGS, DETAILS, GREETINGS, INTENTS
+from stillroom.inputs.sample_texts.messages import (
+    CLOSINGS,
+    DETAILS,
+    GREETINGS,
+    INTENTS,
+    Message,
+    support_messages,
+    write_support_messages,
+)
 from stillroom.inputs.sample_texts.values import DEALT, POOLS, SLOTS, Share, dealt, number
 from stillroom.verbs import demo as demo_command
 from stillroom.verbs.demo import teacher_folder

@@ -11,9 +11,9 @@ from repository import ROOT
 from synthetic_profile import synthetic_profile
 from test_run_page import full_report
 
-from stillroom.commands.profile.run import write_profile
 from stillroom.report.pages import can_write_pages, environment
 from stillroom.report.run_page import report_files, write_report
+from stillroom.verbs.profile.run import write_profile
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from stillroom import search
 from stillroom.report.search_page import as_good
 from stillroom.student_search import machine_latency, trials
 from stillroom.student_search.controller import Controller
-from stillroom.student_search.random_students import parameters, random_config, random_rows
+from stillroom.student_search.machine_latency import parameters, random_config, random_rows
 from stillroom.student_search.space import Space
 from stillroom.verbs.search import show_search
 

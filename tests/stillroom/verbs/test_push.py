@@ -23,8 +23,8 @@ from serve.bundle import fetched, remote_files
 from serve.errors import BadInput, BundleError
 from stillroom import push
 from stillroom.cli.main import app, guarded
-from stillroom.commands.profile.models import Ways, candidates_of
-from stillroom.inputs.local_bundle import local_bundle
+from stillroom.inputs.folders import local_bundle
+from stillroom.verbs.profile.models import Ways, candidates_of
 
 Run = Callable[..., tuple[int, str, str]]
 

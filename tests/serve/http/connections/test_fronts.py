@@ -22,8 +22,7 @@ from server_process import Server, closed, read_answer, request, serving, until
 
 from serve import Pipeline
 from serve.errors import RateLimited
-from serve.http.auth.api_keys import Key, KeyLimits
-from serve.http.auth.key_counts import MOST_KEYS, SharedCounts
+from serve.http.api_keys import MOST_KEYS, Key, KeyLimits, SharedCounts
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork processes")
 

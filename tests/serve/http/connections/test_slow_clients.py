@@ -14,7 +14,7 @@ import pytest
 from patience import PATIENCE_S
 from server_process import Server, closed, read_answer, request, serving, until
 
-from serve.http.connections.acceptor import prepare
+from serve.http.connections.server import prepare
 
 ROME = b'{"text": "fly to rome"}'
 ANSWERED = 'stillroom_requests_total{{endpoint="/v1/entities",status="{}"}}'

@@ -16,7 +16,7 @@ from patience import PATIENCE_S
 from server_process import Server, closed, serving, until
 
 from serve.errors import BadInput
-from serve.http.connections.tls import tls_context
+from serve.http.connections.sockets import tls_context
 from serve.settings import ServeSettings
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")

@@ -9,7 +9,7 @@ import pytest
 from patience import PATIENCE_S
 
 from benchmarks.serve.small_server import serving
-from serve.http.v1.requests import decode
+from serve.http.request_bodies import decode
 from serve.model.pipeline import Pipeline
 from serve.settings import Limits
 from serve.tasks.relations import RELATIONS

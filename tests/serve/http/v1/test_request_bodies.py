@@ -14,7 +14,7 @@ from patience import PATIENCE_S
 from benchmarks.serve.small_server import serving
 from serve.client import Client
 from serve.errors import BadInput
-from serve.http.v1.requests import decode
+from serve.http.request_bodies import decode
 from serve.tasks.token_classification import EntitiesRequest
 
 JSON = {"Content-Type": "application/json"}

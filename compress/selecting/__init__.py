@@ -1,1 +1,0 @@
-"""Selecting texts worth labelling from a bank of unlabelled ones."""

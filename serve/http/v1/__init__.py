@@ -1,1 +1,0 @@
-"""Request bodies of the `/v1` endpoints, and their checks."""

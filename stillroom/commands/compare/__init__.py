@@ -1,1 +1,0 @@
-"""`stillroom compare`: one teacher, several methods and students, equal budgets of tokens, several seeds."""

@@ -1,1 +1,0 @@
-"""`stillroom evaluate`: what a model scores on a data set."""

@@ -1,1 +1,0 @@
-"""`stillroom explain`: what a student's layers learned, beside its teacher's."""

@@ -1,1 +1,0 @@
-"""`stillroom run`: from a teacher to a bundle, stage by stage."""

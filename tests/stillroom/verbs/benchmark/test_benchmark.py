@@ -1,0 +1,264 @@
+"""`stillroom benchmark` on small files of every suite: what it scores and shows, that it resumes, and what it refuses."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_task import write_rows
+from suite_files import glue, lines, squad, tagged, xnli
+
+from compress.data.labelled_files import read_examples
+from compress.tasks import TOKEN_CLASSIFICATION
+from serve.errors import BadInput
+from stillroom import benchmark
+from stillroom.report.benchmark_page import beside
+from stillroom.verbs.benchmark import show_benchmark, training
+from stillroom.verbs.benchmark.suites import GLUE, MLQA_LANGUAGES, XNLI_LANGUAGES, tasks_of, tunings
+
+QUICK: dict[str, Any] = {"threads": 1}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return glue(tmp_path_factory.mktemp("glue") / "GLUE")
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("scores") / "scores"
+
+
+@pytest.fixture(scope="module")
+def found(shallow_teacher: Path, files: Path, out: Path) -> dict[str, Any]:
+    return benchmark(str(shallow_teacher), "glue", files, out, **QUICK)
+
+
+def test_every_task_of_glue_has_its_metrics(found: dict[str, Any], out: Path) -> None:
+    assert {(row["task"], row["metric"]) for row in found["rows"]} == {
+        ("CoLA", "matthews"), ("SST-2", "accuracy"), ("MRPC", "accuracy"), ("MRPC", "f1"), ("STS-B", "pearson"), ("STS-B", "spearman"),
+        ("QQP", "accuracy"), ("QQP", "f1"), ("MNLI-m", "accuracy"), ("MNLI-mm", "accuracy"), ("QNLI", "accuracy"), ("RTE", "accuracy"),
+        ("WNLI", "accuracy"),
+    }  # fmt: skip
+    assert all(-1 <= row["mean"] <= 1 and len(row["seeds"]) == 1 for row in found["rows"])
+    kept = json.loads((out / "benchmark.json").read_text(encoding="utf-8"))
+    assert kept == json.loads(json.dumps({key: value for key, value in found.items() if key != "report"}))
+    assert found["not_run"] == []
+
+
+def test_rows_without_a_label_are_left_out_and_named(found: dict[str, Any]) -> None:
+    assert "QQP/train.tsv: 1 row without a text or a label was left out (lines 7)" in found["warnings"]
+
+
+def test_the_papers_stand_beside_it_with_a_mark_where_their_metric_is_another(found: dict[str, Any]) -> None:
+    row = {
+        "suite": "glue", "shape": "2x32", "model": "theirs", "source": "a paper", "scores": {"SST-2": 90.0, "MNLI": 80.0, "QQP": 85.0},
+        "metrics": {"QQP": "f1"},
+    }  # fmt: skip
+    made = beside(found | {"published": [row]})
+    assert made.header[0] == "model"
+    theirs = dict(zip(made.header, made.rows[1], strict=True))
+    assert "mean" not in made.header
+    assert (theirs["SST-2"], theirs["MNLI-m"], theirs["QQP"], theirs["CoLA"]) == ("90.0", "80.0", "85.0*", None)
+
+
+def test_the_page_and_the_terminal_show_both(
+    found: dict[str, Any], out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (out / "benchmark.html").read_text(encoding="utf-8")
+    assert "BERT-base, teacher (12x768)" in page
+    assert "MiniLM (2020), table 2" in page
+    assert "No score of the papers for a 2x32 on this suite is known here." in page
+    show_benchmark(found)
+    assert "MNLI-mm" in capsys.readouterr().out
+
+
+def test_a_benchmark_that_was_stopped_goes_on(
+    found: dict[str, Any], shallow_teacher: Path, files: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(out.with_name("scores.work") / "RTE-5e-05-10-seed-0")
+    trained: list[str] = []
+    real = training.fine_tune
+
+    def counted(settings: Any, *given: Any) -> Path:
+        trained.append(settings.task)
+        return real(settings, *given)
+
+    monkeypatch.setattr(training, "fine_tune", counted)
+    again = benchmark(str(shallow_teacher), "glue", files, out, **QUICK)
+    assert trained == ["text-classification"]
+    assert again["rows"] == found["rows"]
+
+
+def test_what_is_read_is_what_is_written_in_the_files(files: Path) -> None:
+    read = {task.name: task.rows(files, task.train).rows for task in GLUE}
+    assert read["SST-2"][3]["text"].startswith('" ')
+    assert {row["label"] for row in read["CoLA"]} == {"0", "1"}
+    assert read["MRPC"][0].keys() == {"text", "text_pair", "label"}
+    assert not any("\r" in str(value) for row in read["MRPC"] for value in row.values())
+    assert all(isinstance(row["label"], float) for row in read["STS-B"])
+    assert {row["label"] for row in read["MNLI"]} == {"entailment", "neutral", "contradiction"}
+
+
+def test_xnli_is_trained_on_english_and_scored_in_every_language(shallow_teacher: Path, tmp_path: Path) -> None:
+    data = xnli(tmp_path / "xnli", XNLI_LANGUAGES)
+    document = benchmark(str(shallow_teacher), "xnli", data, tmp_path / "scores", **QUICK)
+    assert [row["task"] for row in document["rows"]] == list(XNLI_LANGUAGES)
+    assert document["not_run"] == []
+    theirs = {
+        "suite": "xnli",
+        "shape": "2x32",
+        "model": "theirs",
+        "source": "a paper",
+        "scores": dict.fromkeys(XNLI_LANGUAGES, 50.0),
+    }
+    assert beside(document | {"published": [theirs]}).rows[1][-1] == "50.0"
+    (task,) = tasks_of("xnli", data)
+    assert {row["label"] for row in task.rows(data, task.train).rows} == {"entailment", "neutral", "contradiction"}
+    assert len(task.rows(data, task.scored["fr"], "fr").rows) == 6
+
+
+@pytest.mark.parametrize("suite", ["squad1", "squad2", "mlqa"])
+def test_suites_of_questions_are_read_as_they_are_published(suite: str, shallow_teacher: Path, tmp_path: Path) -> None:
+    data, version = tmp_path / suite, "2.0" if suite == "squad2" else "1.1"
+    squad(data / f"train-v{version}.json", 30, 0, unanswerable=suite == "squad2")
+    names = [{"squad1": "SQuAD 1.1", "squad2": "SQuAD 2.0"}.get(suite, "")]
+    if suite == "mlqa":
+        names = list(MLQA_LANGUAGES)
+        squad(data / "MLQA_V1/dev/dev-context-en-question-en.json", 8, 1)
+        for language in names:
+            squad(data / f"MLQA_V1/test/test-context-{language}-question-{language}.json", 8, 2)
+    else:
+        squad(data / f"dev-v{version}.json", 12, 1, unanswerable=suite == "squad2")
+    document = benchmark(str(shallow_teacher), suite, data, tmp_path / "scores", **QUICK)
+    assert [(row["task"], row["metric"]) for row in document["rows"]] == [
+        (name, metric) for name in names for metric in ("answer_f1", "exact_match")
+    ]
+    assert all(0 <= row["mean"] <= 1 for row in document["rows"])
+    assert {row["learning_rate"] for row in document["rows"]} == {6e-5}
+    theirs = {
+        "suite": suite,
+        "shape": "2x32",
+        "model": "theirs",
+        "source": "a paper",
+        "scores": dict.fromkeys(names, 70.0),
+    }
+    assert beside(document | {"published": [theirs]}).rows[1][1] == "70.0"
+    page = (tmp_path / "scores" / "benchmark.html").read_text(encoding="utf-8")
+    assert "exact match" in page
+    if suite == "squad2":
+        assert "MiniLM (2020), long version, table 2" in page
+
+
+def test_what_is_no_file_of_squad_is_refused(shallow_teacher: Path, tmp_path: Path) -> None:
+    squad(tmp_path / "train-v1.1.json", 6, 0)
+    for content, message in (
+        ('{"data": [{"paragraphs": [{"context": "a", "qas": [{"id": 1}]}]}]}', "is not SQuAD's JSON"),
+        ('{"data": []}', "has no questions under data"),
+        ("question\tanswer\n", "has no questions under data"),
+        (
+            '{"data": [{"paragraphs": [{"context": "a b", "qas": [{"question": "q", "answers": [{"text": "c", "answer_start": 2}]}]}]}]}',
+            "`answers` holds 'c' at 2, and the context has 'b' there",
+        ),
+    ):
+        (tmp_path / "dev-v1.1.json").write_text(content, encoding="utf-8")
+        with pytest.raises(BadInput, match=r"dev-v1\.1\.json") as told:
+            benchmark(str(shallow_teacher), "squad1", tmp_path, tmp_path / "scores", **QUICK)
+        assert message in str(told.value)
+
+
+@pytest.mark.parametrize("suite", ["conll2003", "wikiann", "crossner"])
+def test_suites_of_entities_are_read_as_they_are_published(suite: str, shallow_teacher: Path, tmp_path: Path) -> None:
+    data = tmp_path / suite
+    if suite == "conll2003":
+        for seed, name in enumerate(("eng.train", "eng.testa", "eng.testb")):
+            tagged(data / name, 30, seed, columns=4)
+    elif suite == "wikiann":
+        for language in ("de", "zh-min-nan"):
+            for seed, name in enumerate(("train", "dev", "test")):
+                tagged(data / language / name, 30, seed, prefix=f"{language}:")
+    else:
+        for seed, name in enumerate(("train.txt", "dev.txt", "test.txt")):
+            tagged(data / "ai" / name, 30, seed)
+    only = ("ai",) if suite == "crossner" else ()
+    document = benchmark(str(shallow_teacher), suite, data, tmp_path / "scores", tasks=only, **QUICK)
+    names = {"conll2003": ["CoNLL-2003"], "wikiann": ["de", "zh-min-nan"], "crossner": ["ai"]}
+    assert [row["task"] for row in document["rows"]] == names[suite]
+    assert {row["metric"] for row in document["rows"]} == {"entity_f1"}
+    assert document["not_run"] == (["politics", "science", "music", "literature"] if suite == "crossner" else [])
+    (task, *_) = tasks_of(suite, data) if suite != "crossner" else [t for t in tasks_of(suite, data) if t.name == "ai"]
+    first = task.rows(data, task.train).rows[0]
+    assert "tel:1" in first["tokens"]
+    assert not any(word.startswith(("de:", "zh-min-nan:")) for word in first["tokens"])
+    read = read_examples(write_rows(tmp_path / "first.jsonl", [first]), TOKEN_CLASSIFICATION)[0].entities or ()
+    assert [each.label for each in read] == ["LOC", "LOC"], "two cities side by side are two places"
+
+
+def test_grids_are_those_of_the_papers() -> None:
+    cola, sst, *_ = GLUE
+    assert len(tunings(sst, "minilm")) == 12
+    assert {each.epochs for each in tunings(cola, "minilm")} == {3, 5, 10}
+    assert [(each.learning_rate, each.epochs, each.batch) for each in tunings(cola, "compared")] == [(2e-5, 6, 32)]
+    (xnli_task,) = tasks_of("xnli", Path())
+    assert {(each.batch, each.epochs) for each in tunings(xnli_task, "minilm")} == {(128, 5)}
+
+
+@pytest.mark.parametrize(
+    ("suite", "given", "message"),
+    [
+        ("squad2", {}, r"lacks train-v2\.0\.json, dev-v2\.0\.json"),
+        ("glue", {"tasks": ("SST",)}, r"--only SST: --suite glue has CoLA, SST-2"),
+        ("crossner", {}, "lacks politics/train.txt, politics/dev.txt"),
+        ("wikiann", {}, "has no folder of a language"),
+    ],
+)
+def test_a_suite_that_cannot_be_run_is_refused(
+    suite: str, given: dict[str, Any], message: str, shallow_teacher: Path, files: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(BadInput, match=message):
+        benchmark(str(shallow_teacher), suite, files, tmp_path / "scores", **QUICK, **given)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("file", "rows", "header", "message"),
+    [
+        (
+            "SST-2/train.tsv",
+            [("a b", "1")],
+            ("text", "label"),
+            "lacks the columns sentence; its first line has text, label",
+        ),
+        ("SST-2/train.tsv", [], ("sentence", "label"), "has no rows"),
+        (
+            "SST-2/train.tsv",
+            [("a b",)] * 5 + [("c d", "1")] * 5,
+            ("sentence", "label"),
+            r"5 of 10 rows lack a text or a label \(lines 2, 3, 4",
+        ),
+        ("STS-B/dev.tsv", [("a", "b", "high")], ("sentence1", "sentence2", "score"), "line 2: 'high' is no number"),
+    ],
+)
+def test_files_that_are_not_as_published_are_refused_with_their_place(
+    file: str,
+    rows: list[tuple[str, ...]],
+    header: tuple[str, ...],
+    message: str,
+    shallow_teacher: Path,
+    files: Path,
+    tmp_path: Path,
+) -> None:
+    data = shutil.copytree(files, tmp_path / "GLUE")
+    lines(data / file, rows, header)
+    with pytest.raises(BadInput, match=message):
+        benchmark(str(shallow_teacher), "glue", data, tmp_path / "scores", tasks=(file.partition("/")[0],), **QUICK)
+
+
+def test_tags_of_no_scheme_are_refused_before_any_training(shallow_teacher: Path, tmp_path: Path) -> None:
+    for seed, name in enumerate(("eng.train", "eng.testa", "eng.testb")):
+        tagged(tmp_path / "conll" / name, 6, seed, columns=4)
+    with (tmp_path / "conll" / "eng.testb").open("a", encoding="utf-8") as file:
+        file.write("Oslo NNP B-NP LOC\n\n")
+    with pytest.raises(BadInput, match=r"(?s)eng\.testb is not as it was published.*LOC"):
+        benchmark(str(shallow_teacher), "conll2003", tmp_path / "conll", tmp_path / "scores", **QUICK)

@@ -1,0 +1,89 @@
+"""The rows of a comparison: which values of `--start`, `--teacher-layer` and `--distill-tokens` make rows of which methods."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compress.runs.task_inputs import TaskInputs
+from stillroom.verbs.compare import Comparison
+from stillroom.verbs.compare.rows import Row, at_rate, links_of, rates_of, rows_of
+from stillroom.verbs.compare.training import checked
+
+NARROW = "layers=2,hidden=16,heads=4,ffn=32"
+FITTING = "layers=2,hidden=32,heads=4,ffn=32"
+
+
+@pytest.fixture
+def opened(tmp_path: Path, tiny_teacher: Path, task_data: Path) -> Any:
+    """A comparison with changes, its inputs and its rows."""
+    (tmp_path / "text.txt").write_text("please refund the lamp\n", encoding="utf-8")
+
+    def make(**changes: Any) -> tuple[Comparison, TaskInputs, list[Row]]:
+        settings: dict[str, Any] = {
+            "teacher": str(tiny_teacher), "task": "text-classification", "data": str(task_data), "out": str(tmp_path / "out"),
+            "students": (FITTING,), "threads": 1, "seeds": 1, "corpus": (str(tmp_path / "text.txt"),),
+        }  # fmt: skip
+        given = Comparison(**(settings | changes))
+        inputs_of = checked(given)
+        return given, inputs_of[given.students[0]], rows_of(given, inputs_of)
+
+    return make
+
+
+def told(rows: list[Row]) -> dict[str, list[tuple[object, ...]]]:
+    """The choices of the rows of each method."""
+    found: dict[str, list[tuple[object, ...]]] = {}
+    for row in rows:
+        found.setdefault(row.method, []).append(tuple(row.choice))
+    return found
+
+
+def test_a_method_has_a_row_for_each_value_that_it_reads(opened: Any) -> None:
+    methods = ("minilmv2", "minilm", "soft-labels")
+    _, _, rows = opened(methods=methods, starts=("spread", "last"), teacher_layers=(2, 3), distill_tokens=(10, 20))
+    assert told(rows) == {
+        "labels-new-layers": [(None, None, None)],
+        "labels-general-layers": [(None, None, None)],
+        "labels": [("spread", None, None), ("last", None, None)],
+        "minilmv2": [(start, layer, n) for start in ("spread", "last") for layer in (2, 3) for n in (10, 20)],
+        "minilm": [(start, None, n) for start in ("spread", "last") for n in (10, 20)],
+        "soft-labels": [("spread", None, None), ("last", None, None)],
+    }
+    assert len({row.name for row in rows}) == len(rows)
+    names = [row.name for row in rows if row.method == "minilmv2"]
+    assert names[0] == "minilmv2-layers2-hidden32-heads4-ffn32-spread-layer2-10tokens-0"
+
+
+def test_a_folder_has_the_same_name_when_values_are_added(opened: Any) -> None:
+    _, _, before = opened(methods=("minilmv2",))
+    _, _, after = opened(methods=("minilmv2",), starts=("spread", "first"), distill_tokens=(1_000_000, 2_000_000))
+    assert {row.name for row in before} < {row.name for row in after}
+
+
+def test_new_layers_have_one_row_where_no_layer_of_the_teacher_fits(opened: Any) -> None:
+    _, _, rows = opened(methods=("minilmv2",), students=(NARROW,), starts=("random", "spread"))
+    assert told(rows)["minilmv2"] == [("random", None, 1_000_000)]
+    _, _, rows = opened(methods=("minilmv2",), starts=("random", "spread"))
+    assert told(rows)["minilmv2"] == [("random", None, 1_000_000), ("spread", None, 1_000_000)]
+
+
+def test_the_stages_learn_from_the_layer_and_tokens_of_their_row(opened: Any) -> None:
+    given, inputs, rows = opened(methods=("minilmv2",), teacher_layers=(2, 3), distill_tokens=(10, 20))
+    for row in rows:
+        if row.method == "minilmv2":
+            (link,) = links_of(given, inputs, row)
+            assert {term.teacher_layer for term in link.stages[0].objective.layers} == {row.choice.teacher_layer}
+            assert link.tokens == (row.choice.distill_tokens, given.task_tokens)
+
+
+def test_rates_are_shares_of_the_last_stages_own_unless_given(opened: Any) -> None:
+    given, inputs, rows = opened(methods=("tinybert", "minilmv2"))
+    rates = {row.method: rates_of(given, links_of(given, inputs, row)) for row in rows}
+    assert rates == {row.method: (2e-4, 6e-4) for row in rows} | {"tinybert": (5e-5, 1.5e-4)}
+    given, inputs, rows = opened(methods=("minilmv2",), label_learning_rates=(1e-3,))
+    links = links_of(given, inputs, rows[-1])
+    assert rates_of(given, links) == (1e-3,)
+    (link,) = at_rate(links, 1e-3)
+    assert [stage.learning_rate for stage in link.stages] == [5e-4, 1e-3]
+    assert link.stages[0] == links[0].stages[0]

@@ -1,0 +1,373 @@
+"""`stillroom profile` as its user types it: what it writes, what it says of the models, and what it refuses."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lookup_bundles import city_table, write_bundle
+from safetensors.torch import load_file, save_file
+from small_profiles import QUICK, TASK, Models, Profiled, profiled, stillroom
+
+import stillroom as face
+from serve.errors import BadInput
+from serve.model.pipeline import Pipeline
+from stillroom.verbs.profile.models import Ways, candidates_of, task_of
+from stillroom.verbs.profile.run import UNENDED
+from stillroom.verbs.profile.speed_regression import models_of, regression_lines
+from stillroom.verbs.profile.texts import given_texts
+
+Refused = Callable[..., str]
+TOGETHER = [
+    "fast ORT fp32",
+    "checkpoint torch fp32",
+    "checkpoint ORT fp32",
+    "checkpoint ORT int8",
+    "model.onnx ORT fp32",
+    "fast ORT fp32 (before)",
+]
+
+
+def by_name(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in document["models"]}
+
+
+def test_a_page_a_report_and_a_table_are_written_and_graphs_are_kept_beside(together: Profiled) -> None:
+    assert {path.name for path in together.out.iterdir()} == {"report.html", "report.json", "table.md"}
+    page = (together.out / "report.html").read_text(encoding="utf-8")
+    table = (together.out / "table.md").read_text(encoding="utf-8")
+    for name in TOGETHER:
+        assert name in page
+        assert name in table
+    assert together.document["report"] == str(together.out / "report.html")
+    assert together.out.with_name("timings.work").is_dir()
+
+
+def test_the_report_holds_what_it_promises(together: Profiled) -> None:
+    document = together.document
+    assert document["machine"]["cores"] >= 1
+    promised = {
+        "name",
+        "runtime",
+        "precision",
+        "batch",
+        "tokens",
+        "p50_ms",
+        "p90_ms",
+        "p99_ms",
+        "texts_per_s",
+        "metric",
+    }
+    assert [row["name"] for row in document["candidates"]] == TOGETHER
+    for row in document["candidates"]:
+        assert promised <= set(row)
+        assert (row["batch"], row["tokens"]) == (1, 8)
+        assert 0 < row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"]
+        assert len(row["samples_ms"]) == sum(row["turn_sizes"])
+    assert [(row["a"], row["b"]) for row in document["ratios"]] == [(TOGETHER[0], name) for name in TOGETHER[1:]]
+    assert all(row["low"] <= row["ratio"] <= row["high"] for row in document["ratios"])
+    models = by_name(document)
+    assert list(models) == TOGETHER
+    for row in models.values():
+        assert len(row["single_stream"]["samples"]) == sum(row["single_stream"]["turn_sizes"])
+        assert row["offline"]["texts"] == 50
+        assert row["cost"]["price_per_million"] > 0
+    assert {name: (row["runtime"], row["precision"]) for name, row in models.items()} == {
+        "fast ORT fp32": ("onnxruntime", "fp32"),
+        "checkpoint torch fp32": ("torch", "fp32"),
+        "checkpoint ORT fp32": ("onnxruntime", "fp32"),
+        "checkpoint ORT int8": ("onnxruntime", "int8"),
+        "model.onnx ORT fp32": ("onnxruntime", "fp32"),
+        "fast ORT fp32 (before)": ("onnxruntime", "fp32"),
+    }
+    assert {"operators" in row for row in models.values() if row["runtime"] == "onnxruntime"} == {True}
+
+
+def test_a_report_that_ended_does_not_say_that_it_did_not(together: Profiled) -> None:
+    assert UNENDED not in together.document["warnings"]
+
+
+def test_the_machine_is_looked_at_before_graphs_are_exported(together: Profiled) -> None:
+    looked_s = datetime.fromisoformat(together.document["machine"]["measured_at"]).timestamp()
+    # A folder changes when something is put into it: that of the graphs when the first export began.
+    assert looked_s <= together.out.with_name("timings.work").joinpath("graphs").stat().st_mtime
+
+
+def test_json_is_one_document_and_all_that_is_printed(together: Profiled) -> None:
+    assert json.loads(together.printed) == together.document
+
+
+def test_every_model_is_told_by_the_path_that_was_given(together: Profiled, models: Models) -> None:
+    given = [models.copied, *[models.checkpoint] * 3, models.file, models.fast]
+    assert [row["model"] for row in together.document["models"]] == list(map(str, given))
+
+
+def test_the_metric_is_what_evaluate_says_of_the_same_model(together: Profiled, models: Models, splits: Path) -> None:
+    rows = by_name(together.document)
+    for name, model in (("fast ORT fp32", models.copied), ("checkpoint torch fp32", models.checkpoint)):
+        told = face.evaluate(str(model), splits / "test.jsonl")
+        metric = {key: told[key] for key in ("value", "low", "high", "examples")} | {"name": told["metric"]}
+        assert rows[name]["metric"] == metric
+    assert rows["fast ORT fp32"]["metric"]["value"] == 0.9  # one label in ten is wrong
+    assert rows["checkpoint torch fp32"]["metric"] == rows["checkpoint ORT fp32"]["metric"]
+    assert all(row["metric"] == rows[row["name"]]["metric"]["value"] for row in together.document["candidates"])
+
+
+@pytest.mark.slow
+def test_a_model_of_few_tokens_is_timed_without_being_told_lengths(models: Models, tmp_path: Path) -> None:
+    quick = ("--seconds", "1", "--batches", "1", "--threads", "1")
+    done = stillroom("profile", models.fast, "--out", tmp_path / "out", *quick)
+    assert done.returncode == 0, done.stderr
+    document = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
+    assert [row["tokens"] for row in document["candidates"]] == [16, 32]
+
+
+@pytest.mark.slow
+def test_pairs_of_texts_are_scored_as_pairs(slower: Profiled, models: Models, pairs: Path) -> None:
+    told = face.evaluate(str(models.slow), pairs)
+    metric = by_name(slower.document)["slow ORT fp32"]["metric"]
+    assert (metric["value"], metric["examples"]) == (told["value"], 40) == (0.9, 40)
+    pipeline = Pipeline(models.slow)
+    rows = [json.loads(line) for line in pairs.read_text(encoding="utf-8").splitlines()]
+    encodings = pipeline.encode([row["text"] for row in rows], [row["text_pair"] for row in rows])
+    assert slower.document["work"]["tokens_mean"] == round(sum(map(len, encodings)) / 40, 2)
+
+
+def test_the_budget_names_a_candidate_of_the_best_metric(together: Profiled) -> None:
+    budget, rows = together.document["budget"], by_name(together.document)
+    assert (budget["budget_ms"], budget["percentile"]) == (60_000, 90)
+    assert rows[budget["best"]]["metric"]["value"] == 0.9
+    assert budget["sentence"].startswith(f"{budget['best']} meets the budget, p90 of 60000 ms")
+    assert set(together.document["front"]) <= set(TOGETHER)
+
+
+def test_the_same_bundle_in_another_place_runs_beside_the_one_of_before(together: Profiled) -> None:
+    found = together.document["regression"]
+    assert [(row["name"], row["before"], row["where"]) for row in found] == [
+        ("fast ORT fp32", "fast ORT fp32 (before)", "batch 1 x 8 tokens"),
+        ("fast ORT fp32", "fast ORT fp32 (before)", "single stream"),
+    ]
+    for row, line in zip(found, regression_lines(found), strict=True):
+        assert row["low"] <= row["ratio"] <= row["high"]
+        assert line.startswith(f"{row['name']}, {row['where']}: {row['ratio']:.3f} times as long as before")
+    # Equal models come out equal but for what a busy machine does to one of them.
+    assert together.code == (3 if any(row["slower"] for row in found) else 0)
+
+
+@pytest.mark.slow
+def test_a_slower_model_ends_with_3_when_its_report_is_written(slower: Profiled) -> None:
+    assert slower.code == 3
+    found = slower.document["regression"]
+    assert [(row["name"], row["before"]) for row in found] == [("slow ORT fp32", "fast ORT fp32 (before)")] * 2
+    assert all(row["slower"] and row["low"] > 1.02 for row in found)
+    assert "2 of 2 comparisons: slower than before" in slower.said
+    gates = slower.document["gates"]
+    assert [(gate["passed"], gate["needed"], gate["value"] < gate["needed"]) for gate in gates] == [
+        (False, 0.9804, True)
+    ] * 2
+    assert all(line in " ".join(slower.printed.split()) for line in regression_lines(found))
+    assert slower.printed.endswith(f"Report  {slower.out / 'report.html'}\n")
+    assert {path.name for path in slower.out.iterdir()} == {"report.html", "report.json", "table.md"}
+
+
+def test_a_report_names_the_models_that_can_run_again(together: Profiled, models: Models) -> None:
+    assert models_of(together.out / "report.json") == [models.copied, models.checkpoint, models.file]
+
+
+def test_without_data_the_texts_are_generated_and_there_is_no_metric(earlier: Profiled) -> None:
+    (row,) = earlier.document["models"]
+    assert "metric" not in row
+    assert "metric" not in earlier.document["candidates"][0]
+    assert row["single_stream"]["p50_ms"] > 0
+    note = "No --data was given: the texts are generated messages to a shop's support, so there is no metric."
+    assert earlier.document["warnings"] == [note]
+    assert f"Warning: {note}" in earlier.printed
+    assert earlier.document["work"]["texts"] > 100
+    assert earlier.document["front"] == []
+    assert "| fast ORT fp32 |" in earlier.printed  # the table
+
+
+def test_graphs_that_were_exported_for_the_same_texts_are_found_again(
+    together: Profiled, models: Models, splits: Path
+) -> None:
+    class Exporting(Exception):
+        pass
+
+    def say(line: str) -> None:
+        raise Exporting(line)
+
+    work, calibration = together.out.with_name("timings.work"), given_texts(str(splits), TASK).calibration
+    found = candidates_of(models.checkpoint, Ways(), work, calibration, say)
+    assert [candidate.name for candidate in found] == TOGETHER[1:4]
+    assert all(candidate.path.exists() for candidate in found)
+    with pytest.raises(Exporting, match="exporting checkpoint"):
+        candidates_of(models.checkpoint, Ways(), work, [*calibration[:10], "another text"], say)
+
+
+@pytest.mark.slow
+def test_a_model_of_another_kind_of_labels_gets_no_metric_and_says_why(slower: Profiled) -> None:
+    row = by_name(slower.document)["several ORT fp32"]
+    assert "metric" not in row
+    assert row["single_stream"]["p50_ms"] > 0
+    (note,) = row["notes"]
+    assert note.startswith("No metric: several ORT fp32 gives a text any number of labels")
+    assert [each.get("metric") for each in slower.document["candidates"]] == [0.9, None, 0.9]
+    assert slower.document["warnings"] == []
+
+
+def test_models_of_two_tasks_are_timed_on_the_texts_alone(models: Models, splits: Path, tmp_path: Path) -> None:
+    cities = write_bundle(tmp_path / "cities", city_table())
+    tasks = [task_of(model) for model in (models.fast, models.checkpoint, models.file, cities, tmp_path)]
+    assert tasks == [TASK, TASK, TASK, "token-classification", None]
+    given = given_texts(str(splits), None)
+    assert (len(given.texts), given.examples) == (50, None)
+    assert given.notes == ["The models do not share one task, so there is no metric."]
+
+
+def test_two_classes_that_nobody_named_are_read_as_transformers_calls_them(models: Models, tmp_path: Path) -> None:
+    config = json.loads((models.checkpoint / "config.json").read_text(encoding="utf-8"))
+    del config["id2label"], config["label2id"]
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    shutil.copy(models.checkpoint / "tokenizer.json", tmp_path)
+    weights = load_file(models.checkpoint / "model.safetensors")
+    two = {name: tensor[:2].clone() if name.startswith("classifier.") else tensor for name, tensor in weights.items()}
+    save_file(two, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (found,) = candidates_of(tmp_path, Ways(runtimes=("torch",)), tmp_path, [])
+    assert found.reads is not None
+    assert found.reads.labels == ("LABEL_0", "LABEL_1")
+    assert task_of(tmp_path) == TASK
+
+
+def test_what_a_profile_of_bundles_needs_comes_without_torch(models: Models) -> None:
+    code = (
+        "import sys; from pathlib import Path; import stillroom.verbs.profile.run as profiling\n"
+        f"bundle = Path({str(models.fast)!r})\n"
+        "found = profiling.candidates_of(bundle, profiling.Ways(), Path('.'), [])\n"
+        "profiling.given_models([bundle]), profiling.given_texts('', 'text-classification').drawn(0)\n"
+        "sys.exit(len(found) != 1 or bool({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param((), "No model was given to profile", id="no-model"),
+        pytest.param(
+            ("nowhere", "gone.onnx", "--data", "gone.jsonl"),
+            "3 faults were found; nothing was done. 1. nowhere does not exist. Give a bundle (`stillroom run` and `export` "
+            "write them), the folder of a transformers checkpoint, or an .onnx file. 2. gone.onnx does not exist. Give a "
+            "bundle (`stillroom run` and `export` write them), the folder of a transformers checkpoint, or an .onnx file. 3. --data "
+            "gone.jsonl does not exist. Give a file of texts, or a folder of splits.",
+            id="nothing-there",
+        ),
+        pytest.param(
+            (__file__,), "is neither a bundle, nor a checkpoint's folder, nor an .onnx file. Give", id="no-model-file"
+        ),
+        pytest.param(
+            ("FAST", "--lengths", "8,33"), "--lengths has 33 tokens, and fast ORT fp32 takes at most 32", id="too-long"
+        ),
+        pytest.param(
+            ("FAST", "--lengths", "2"), "2 tokens were asked for, but special tokens alone take 2", id="too-short"
+        ),
+        pytest.param(("FAST", "--data", "gone.jsonl"), "--data gone.jsonl does not exist", id="no-data"),
+        pytest.param(("FAST", "FAST"), "two candidates are named fast ORT fp32", id="the-same-model-twice"),
+        pytest.param(("FILE", "--runtimes", "torch"), "cannot be run with --device cpu, --runtimes torch", id="no-way"),
+        pytest.param(("FAST", "--paper"), "--paper makes its own models; leave MODEL and --against out", id="paper"),
+    ],
+)
+def test_bad_input_is_one_message(refused: Refused, models: Models, arguments: tuple[str, ...], message: str) -> None:
+    paths = {"FAST": models.fast, "FILE": models.file}
+    assert message in refused(*(paths.get(part, part) for part in arguments), *_unless_given(arguments))
+
+
+def _unless_given(arguments: tuple[str, ...]) -> list[str]:
+    return [
+        part
+        for flag, value in zip(QUICK[::2], QUICK[1::2], strict=True)
+        if flag not in arguments
+        for part in (flag, value)
+    ]
+
+
+def test_a_folder_that_holds_other_things_is_left_alone(refused: Refused, models: Models, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear", encoding="utf-8")
+    said = refused(models.fast, "--out", tmp_path / "mine", *QUICK)
+    assert "already exists and holds other files; nothing was written" in said
+    assert "already exists and is not a folder" in refused(models.fast, "--out", tmp_path / "mine" / "letter.txt")
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_any_timing(
+    refused: Refused, models: Models, tmp_path: Path
+) -> None:
+    (tmp_path / "letter.txt").write_text("dear", encoding="utf-8")
+    said = refused(models.fast, "gone.bundle", "--out", tmp_path / "letter.txt" / "out", *QUICK)
+    assert "letter.txt is not a folder" in said
+    assert "gone.bundle" in said
+    assert "letter.txt is not a folder" in refused("--paper", "--out", tmp_path / "letter.txt" / "out")
+
+
+def test_what_a_kill_left_of_a_page_under_way_is_no_other_thing(
+    refused: Refused, models: Models, tmp_path: Path
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".report.json.4711.partial").write_text("{", encoding="utf-8")
+    said = refused(models.fast, "gone.bundle", "--out", tmp_path / "out", *QUICK)
+    assert "gone.bundle" in said
+    assert "already exists" not in said
+
+
+def test_a_folder_of_splits_without_test_is_bad_input(refused: Refused, models: Models, tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("fly\n", encoding="utf-8")
+    assert "has no file test.*" in refused(models.fast, "--data", tmp_path, *QUICK)
+
+
+def test_models_that_read_no_text_are_bad_input(refused: Refused, models: Models, tmp_path: Path) -> None:
+    bare = shutil.copy(models.file, tmp_path / "model.onnx")
+    assert "No model has a tokenizer.json and a config.json of a model with a head" in refused(bare, *QUICK)
+
+
+def test_a_damaged_bundle_and_a_damaged_configuration_are_bad_input(
+    refused: Refused, models: Models, tmp_path: Path
+) -> None:
+    bundle = Path(shutil.copytree(models.fast, tmp_path / "damaged"))
+    (bundle / "tokenizer.json").write_text("{}", encoding="utf-8")
+    assert "differs from its manifest" in refused(bundle, *QUICK)
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "config.json").write_text('{"model_type": "be', encoding="utf-8")
+    assert "torn: its config.json cannot be read" in refused(tmp_path / "torn", *QUICK)
+
+
+def test_a_setting_that_is_none_is_refused_from_python(models: Models) -> None:
+    with pytest.raises(BadInput, match=r"budget is not a setting \(did you mean budget_ms\?\)"):
+        face.profile([models.fast], budget=5)
+
+
+def test_help_tells_of_every_setting() -> None:
+    done = stillroom("profile", "--help")
+    assert done.returncode == 0
+    for flag in (
+        "--budget-ms",
+        "--percentile",
+        "--bound-ms",
+        "--against",
+        "--paper",
+        "--sweep",
+        "--price-per-core-hour",
+    ):
+        assert flag in done.stdout
+
+
+@pytest.mark.slow
+def test_who_calibrates_on_what_is_scored_is_told_how_not_to(models: Models, splits: Path, tmp_path: Path) -> None:
+    given = (models.checkpoint, "--runtimes", "onnxruntime", "--data", splits / "test.jsonl")
+    found = profiled(tmp_path / "timings", *given)
+    (warning,) = [each for each in found.document["warnings"] if "calibrated" in each]
+    assert warning.endswith("Give --data a folder of splits to calibrate on train.")
+    assert "timing takes about 1 s, or longer until each of 2 candidates has run 6 turns" in found.said
