@@ -59,7 +59,7 @@ bundles() {
   "$PYTHON" - "$OUT" <<'PY'
 import sys
 from pathlib import Path
-from stillroom.commands.profile.papers_table import make_models, random_texts
+from stillroom.verbs.profile.papers_table import make_models, random_texts
 out = Path(sys.argv[1])
 make_models(out / "models")
 (out / "texts.txt").write_text("\n".join(random_texts(0)) + "\n")

@@ -31,8 +31,8 @@ from serve.tasks.served_task import ReadText
 from serve.text.answers import AnswerOptions
 from serve.text.inputs import TextWork
 from serve.workers.offline_pool import length_chunks
-from stillroom.commands.annotate.reader import InputFile
-from stillroom.commands.annotate.rows import Columns
+from stillroom.verbs.annotate.reader import InputFile
+from stillroom.verbs.annotate.rows import Columns
 
 BLOCK_TOKENS = 4096
 

@@ -8,7 +8,7 @@ import pytest
 from compress.data.labelled_files import read_examples
 from compress.data.row_faults import BadRows
 from compress.tasks import TEXT_CLASSIFICATION
-from stillroom.commands.annotate.reader import InputFile
+from stillroom.verbs.annotate.reader import InputFile
 
 
 def trained_on(path: Path) -> tuple[list[str], list[tuple[Any, str]]]:

@@ -16,15 +16,15 @@ from serve.tasks import open_bundle, task_of
 from serve.text.answers import AnswerOptions
 from serve.wording import one_of
 from serve.workers.offline_pool import OfflinePool
-from stillroom.commands.annotate.inputs import WILD, InputPlace, inputs_of, is_inside, is_remote, local_path, some
-from stillroom.commands.annotate.on_ray import load_ray
-from stillroom.commands.annotate.parts import Job, Part, input_format, name_of
-from stillroom.commands.annotate.reader import FORMATS, STDIN, InputFile, format_of
-from stillroom.commands.annotate.rows import PAIR, Columns, Start
-from stillroom.commands.annotate.storage import MOST_NAME_BYTES
-from stillroom.commands.annotate.tables import SUFFIXES
 from stillroom.console import say
 from stillroom.verbs.annotate import Annotation
+from stillroom.verbs.annotate.inputs import WILD, InputPlace, inputs_of, is_inside, is_remote, local_path, some
+from stillroom.verbs.annotate.on_ray import load_ray
+from stillroom.verbs.annotate.parts import Job, Part, input_format, name_of
+from stillroom.verbs.annotate.reader import FORMATS, STDIN, InputFile, format_of
+from stillroom.verbs.annotate.rows import PAIR, Columns, Start
+from stillroom.verbs.annotate.storage import MOST_NAME_BYTES
+from stillroom.verbs.annotate.tables import SUFFIXES
 
 # Formats that hold no objects, such as the head of a relation.
 FLAT_FORMATS = ("csv", "tsv", "txt")

@@ -17,9 +17,8 @@ from test_annotate import told
 from serve.errors import BadInput
 from serve.model.pipeline import Pipeline
 from serve.text.answers import AnswerOptions
-from stillroom.commands.annotate import tables
-from stillroom.commands.annotate.run import annotate
-from stillroom.verbs.annotate import Annotation
+from stillroom.verbs.annotate import Annotation, tables
+from stillroom.verbs.annotate.run import annotate
 
 TEXTS = [f"{'please ' * (number % 5)}{['rome', 'i love it', 'fly'][number % 3]}" for number in range(23)]
 

@@ -18,13 +18,13 @@ from test_bulk import digests, parts_of, refused, settings_of
 from serve.errors import BadInput
 from serve.tasks import open_bundle
 from serve.text.answers import AnswerOptions
-from stillroom.commands.annotate import run
-from stillroom.commands.annotate.annotator import Annotator
-from stillroom.commands.annotate.inputs import inputs_of
-from stillroom.commands.annotate.parts import MANIFEST, Job, Part, PartsManifest
-from stillroom.commands.annotate.rows import Columns, Start
-from stillroom.commands.annotate.run import annotate_files, summary
-from stillroom.commands.annotate.storage import DiskFolder, storage_of
+from stillroom.verbs.annotate import run
+from stillroom.verbs.annotate.annotator import Annotator
+from stillroom.verbs.annotate.inputs import inputs_of
+from stillroom.verbs.annotate.parts import MANIFEST, Job, Part, PartsManifest
+from stillroom.verbs.annotate.rows import Columns, Start
+from stillroom.verbs.annotate.run import annotate_files, summary
+from stillroom.verbs.annotate.storage import DiskFolder, storage_of
 
 
 def job_of(bundle: Path, out: Path) -> Job:

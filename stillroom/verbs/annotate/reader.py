@@ -15,7 +15,7 @@ import msgspec
 from compress.data.file_formats import MOST_ARRAY_BYTES, encoding_fault, suffix_of
 from compress.data.tables import SEPARATORS, TableRow, table_rows
 from serve.errors import BadInput
-from stillroom.commands.annotate.rows import (
+from stillroom.verbs.annotate.rows import (
     BOM,
     HEAD,
     TAIL,

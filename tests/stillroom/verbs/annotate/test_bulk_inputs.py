@@ -8,9 +8,9 @@ import pytest
 from test_bulk import parts_of, refused, settings_of
 
 from serve.errors import BadInput
-from stillroom.commands.annotate.inputs import inputs_of, is_inside
-from stillroom.commands.annotate.parts import MANIFEST
-from stillroom.commands.annotate.run import annotate_files
+from stillroom.verbs.annotate.inputs import inputs_of, is_inside
+from stillroom.verbs.annotate.parts import MANIFEST
+from stillroom.verbs.annotate.run import annotate_files
 
 
 @pytest.fixture

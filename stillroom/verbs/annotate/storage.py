@@ -16,7 +16,7 @@ from typing import Any
 from serve.bundle.remote_files import listed, removed, store_of, tried
 from serve.errors import BadInput
 from serve.files import PARTIAL, disk_errors_reported, lock_at, no_room, replacing
-from stillroom.commands.annotate.inputs import in_store, local_path
+from stillroom.verbs.annotate.inputs import in_store, local_path
 
 LOCK, UNFINISHED = ".annotate.lock", ".unfinished"
 PARTIAL_NAME = re.compile(rf"\..+\.[0-9a-f]{{8,32}}{re.escape(PARTIAL)}")

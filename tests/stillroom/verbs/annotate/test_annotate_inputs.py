@@ -18,12 +18,11 @@ from compress.data import tables
 from serve.errors import BadInput
 from serve.model.pipeline import Pipeline
 from serve.text.answers import AnswerOptions
-from stillroom.commands.annotate import reader, rows
-from stillroom.commands.annotate.checks import input_faults
-from stillroom.commands.annotate.reader import InputFile
-from stillroom.commands.annotate.rows import Columns
-from stillroom.commands.annotate.run import annotate
-from stillroom.verbs.annotate import Annotation
+from stillroom.verbs.annotate import Annotation, reader, rows
+from stillroom.verbs.annotate.checks import input_faults
+from stillroom.verbs.annotate.reader import InputFile
+from stillroom.verbs.annotate.rows import Columns
+from stillroom.verbs.annotate.run import annotate
 
 
 def read(path: Path, **columns: Any) -> list[tuple[Any, str | None]]:

@@ -16,9 +16,9 @@ from types import FrameType
 from typing import Any, Protocol
 
 from serve.errors import BadInput, InternalError, StillroomError
-from stillroom.commands.annotate.annotator import Annotator, Ready
-from stillroom.commands.annotate.parts import Job, Part
 from stillroom.console import say
+from stillroom.verbs.annotate.annotator import Annotator, Ready
+from stillroom.verbs.annotate.parts import Job, Part
 
 # Items that were given to workers this often, and each of them died, are given up. So are workers that die so often at their start.
 MOST_DEATHS = 3

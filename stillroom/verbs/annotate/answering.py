@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from serve.errors import StillroomError
-from stillroom.commands.annotate.rows import NOT_JSON, InputRow
+from stillroom.verbs.annotate.rows import NOT_JSON, InputRow
 
 # The rows of a window are sorted by length; a window of long rows has fewer.
 WINDOW_ROWS = 4096

@@ -20,7 +20,7 @@ from serve.errors import BadInput, InternalError, StillroomError
 from serve.files import lock
 from serve.text.inputs import TextWork, estimated_tokens
 from serve.workers.offline_pool import BATCH_TOKENS, GPU_BATCH_TOKENS, length_chunks
-from stillroom.commands.annotate.answering import (
+from stillroom.verbs.annotate.answering import (
     Ask,
     BadRows,
     Failure,
@@ -32,12 +32,12 @@ from stillroom.commands.annotate.answering import (
     output_line,
     windows,
 )
-from stillroom.commands.annotate.inputs import InputPlace, place_of
-from stillroom.commands.annotate.parts import MANIFEST, Job, Part, Scan, name_of, reading, scan, unreadable
-from stillroom.commands.annotate.reader import InputFile
-from stillroom.commands.annotate.rows import InputRow
-from stillroom.commands.annotate.storage import storage_of
-from stillroom.commands.annotate.tables import with_answers
+from stillroom.verbs.annotate.inputs import InputPlace, place_of
+from stillroom.verbs.annotate.parts import MANIFEST, Job, Part, Scan, name_of, reading, scan, unreadable
+from stillroom.verbs.annotate.reader import InputFile
+from stillroom.verbs.annotate.rows import InputRow
+from stillroom.verbs.annotate.storage import storage_of
+from stillroom.verbs.annotate.tables import with_answers
 
 if TYPE_CHECKING:
     from serve.model.pipeline import Pipeline

@@ -23,9 +23,8 @@ from repository import ROOT
 from serve.errors import BadInput
 from serve.model.pipeline import Pipeline
 from serve.text.answers import AnswerOptions
-from stillroom.commands.annotate import answering, rows
-from stillroom.commands.annotate.run import annotate
-from stillroom.verbs.annotate import Annotation
+from stillroom.verbs.annotate import Annotation, answering, rows
+from stillroom.verbs.annotate.run import annotate
 
 
 def command(bundle: Path, *arguments: object) -> list[str]:

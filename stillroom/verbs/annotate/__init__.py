@@ -77,7 +77,7 @@ class Annotation(Settings):
 
 def annotate(bundle: Path | str, **settings: Any) -> Document:
     """Answers the texts of a file, or of many; settings are the fields of `Annotation`."""
-    from stillroom.commands.annotate.run import annotate as annotate_inputs
+    from stillroom.verbs.annotate.run import annotate as annotate_inputs
 
     annotation = make(Annotation, {"bundle": bundle} | settings, verb="annotate")
     return annotate_inputs(replace(annotation, bundle=local_bundle(bundle)))
@@ -85,7 +85,7 @@ def annotate(bundle: Path | str, **settings: Any) -> Document:
 
 def show_annotation(document: Document) -> None:
     """Prints the number of rows and the speed, on stderr, since the answers may be on stdout."""
-    from stillroom.commands.annotate.run import summary
+    from stillroom.verbs.annotate.run import summary
 
     say(summary(document))
 

@@ -24,7 +24,8 @@ from serve.files import RESUME, disk_errors_reported, lock, lock_at, replacing
 from serve.text.inputs import TextWork
 from serve.wording import counted
 from serve.workers.offline_pool import OfflinePool
-from stillroom.commands.annotate.answering import (
+from stillroom.console import Bar, bar, say
+from stillroom.verbs.annotate.answering import (
     WINDOW_BYTES,
     BadRows,
     Failure,
@@ -38,11 +39,10 @@ from stillroom.commands.annotate.answering import (
     row_sha256,
     windows,
 )
-from stillroom.commands.annotate.parts import Job, changes
-from stillroom.commands.annotate.reader import STDIN, InputFile
-from stillroom.commands.annotate.rows import InputRow
-from stillroom.commands.annotate.workers import ctrl_c_kept
-from stillroom.console import Bar, bar, say
+from stillroom.verbs.annotate.parts import Job, changes
+from stillroom.verbs.annotate.reader import STDIN, InputFile
+from stillroom.verbs.annotate.rows import InputRow
+from stillroom.verbs.annotate.workers import ctrl_c_kept
 
 # The text of the first windows, and how long a window may take: each has up to twice the text of the one before, until it takes so long.
 FIRST_CHARACTERS, WINDOW_S = 4096, 10.0

@@ -21,12 +21,12 @@ from serve.bundle.remote_files import is_url, shown
 from serve.bundle.runtimes import Device
 from serve.errors import BadInput
 from serve.text.answers import AnswerOptions
-from stillroom.commands.annotate.answering import BadRows
-from stillroom.commands.annotate.inputs import InputPlace, opened, some
-from stillroom.commands.annotate.reader import InputFile, format_of
-from stillroom.commands.annotate.rows import Columns, Start
-from stillroom.commands.annotate.storage import DiskFolder, Storage
-from stillroom.commands.annotate.tables import ERROR, TABLE
+from stillroom.verbs.annotate.answering import BadRows
+from stillroom.verbs.annotate.inputs import InputPlace, opened, some
+from stillroom.verbs.annotate.reader import InputFile, format_of
+from stillroom.verbs.annotate.rows import Columns, Start
+from stillroom.verbs.annotate.storage import DiskFolder, Storage
+from stillroom.verbs.annotate.tables import ERROR, TABLE
 
 MANIFEST = "_manifest.json"
 SAVE_EVERY_S = 2.0

@@ -12,18 +12,18 @@ from serve.errors import BadInput, StillroomError
 from serve.tasks import open_bundle, task_of
 from serve.wording import counted
 from serve.workers.supervisor import processes_for
-from stillroom.commands.annotate.annotator import Made
-from stillroom.commands.annotate.answering import BadRows
-from stillroom.commands.annotate.checks import Checked, checked, is_bulk, lineage
-from stillroom.commands.annotate.inputs import InputPlace, some
-from stillroom.commands.annotate.on_ray import check_node, ray_workers
-from stillroom.commands.annotate.one_file import AnswerFile, annotate_rows
-from stillroom.commands.annotate.parts import Job, Part, PartsManifest, Scan
-from stillroom.commands.annotate.storage import storage_of
-from stillroom.commands.annotate.tables import ARRAY, ERROR, SUFFIXES, TABLE, rows_beside, write_array, write_table
-from stillroom.commands.annotate.workers import LocalWorker, WorkerGroup, ctrl_c_kept
 from stillroom.console import bar, say
 from stillroom.verbs.annotate import Annotation
+from stillroom.verbs.annotate.annotator import Made
+from stillroom.verbs.annotate.answering import BadRows
+from stillroom.verbs.annotate.checks import Checked, checked, is_bulk, lineage
+from stillroom.verbs.annotate.inputs import InputPlace, some
+from stillroom.verbs.annotate.on_ray import check_node, ray_workers
+from stillroom.verbs.annotate.one_file import AnswerFile, annotate_rows
+from stillroom.verbs.annotate.parts import Job, Part, PartsManifest, Scan
+from stillroom.verbs.annotate.storage import storage_of
+from stillroom.verbs.annotate.tables import ARRAY, ERROR, SUFFIXES, TABLE, rows_beside, write_array, write_table
+from stillroom.verbs.annotate.workers import LocalWorker, WorkerGroup, ctrl_c_kept
 
 LATE_S = 60.0  # the longest that NFS keeps a listing of a folder, by default
 SHOWN_INPUTS = 5  # with bad rows, in a message

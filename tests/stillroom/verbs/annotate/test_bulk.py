@@ -25,13 +25,12 @@ from processes import started
 from pyarrow import parquet
 
 from serve.errors import BadInput
-from stillroom.commands.annotate import reader
-from stillroom.commands.annotate.checks import is_bulk
-from stillroom.commands.annotate.parts import MANIFEST
-from stillroom.commands.annotate.reader import InputFile
-from stillroom.commands.annotate.rows import Start
-from stillroom.commands.annotate.run import annotate, annotate_files, summary
-from stillroom.verbs.annotate import Annotation
+from stillroom.verbs.annotate import Annotation, reader
+from stillroom.verbs.annotate.checks import is_bulk
+from stillroom.verbs.annotate.parts import MANIFEST
+from stillroom.verbs.annotate.reader import InputFile
+from stillroom.verbs.annotate.rows import Start
+from stillroom.verbs.annotate.run import annotate, annotate_files, summary
 
 TEXTS = [f"{'please ' * (number % 5)}{['rome', 'fly to rome', 'fly'][number % 3]}" for number in range(23)]
 
@@ -435,7 +434,7 @@ def batches_in(out: Path) -> int:
 def test_a_second_run_on_the_same_output_is_refused(plain: Path, inputs: Path, tmp_path: Path) -> None:
     import fcntl
 
-    from stillroom.commands.annotate.storage import LOCK
+    from stillroom.verbs.annotate.storage import LOCK
 
     (tmp_path / "out").mkdir()
     with (tmp_path / "out" / LOCK).open("w") as held:

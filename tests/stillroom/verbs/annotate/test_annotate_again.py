@@ -17,12 +17,11 @@ from serve.bundle.runtimes import Device
 from serve.errors import BadInput, InternalError
 from serve.model.pipeline import Pipeline
 from serve.text.answers import AnswerOptions
-from stillroom.commands.annotate import answering
-from stillroom.commands.annotate.checks import lineage
-from stillroom.commands.annotate.parts import Job
-from stillroom.commands.annotate.rows import Columns
-from stillroom.commands.annotate.run import annotate
-from stillroom.verbs.annotate import Annotation
+from stillroom.verbs.annotate import Annotation, answering
+from stillroom.verbs.annotate.checks import lineage
+from stillroom.verbs.annotate.parts import Job
+from stillroom.verbs.annotate.rows import Columns
+from stillroom.verbs.annotate.run import annotate
 
 
 def lines(file: Path) -> list[Any]:

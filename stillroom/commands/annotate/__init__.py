@@ -1,1 +1,0 @@
-"""`stillroom annotate`: answers to a file of any size."""
