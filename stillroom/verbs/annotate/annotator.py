@@ -177,6 +177,7 @@ class Annotator:
         )
         try:
             with reading(part.source, self.job, part.start) as file, self._output.writing(name) as path, kept:
+                file.prepare()
                 bad = BadRows(file.name, file.unit)
                 write = self._write_table if file.format == "parquet" else self._write_lines
                 rows = write(file, part, path, partial(self._ask, file, kept), bad)

@@ -8,6 +8,7 @@ that its rows alone decide, so that parts can be compared by their bytes.
 
 import hashlib
 import math
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from serve.errors import StillroomError
+from serve.errors import BadInput, StillroomError
+from stillroom.verbs.annotate.reader import InputFile
 from stillroom.verbs.annotate.rows import NOT_JSON, InputRow
 
 # The rows of a window are sorted by length; a window of long rows has fewer.
@@ -23,6 +25,7 @@ WINDOW_ROWS = 4096
 WINDOW_BYTES = 8 * 2**20
 # Faults in the message, and rows named for each; with --bad-rows skip the output has all of them.
 SHOWN_FAULTS, SHOWN_LINES = 20, 5
+ERROR_LINE = re.compile(rb'\{"error":\{"line":\d+,"row_sha256":"([0-9a-f]{64})",')
 ROW_CHARACTERS = 8  # what a row costs beside its text: two tokens at its ends
 
 
@@ -42,17 +45,17 @@ Outcome = bytes | Failure
 def output_line(row: InputRow, outcome: Outcome, field: str) -> bytes:
     """The line of a row in the output. That of an error has the SHA-256 of the row as it was read, to show whether it has changed."""
     if isinstance(outcome, bytes):
-        return row.fields + answer_opening(field) + outcome + b"}\n"
-    error = {"line": row.line, "row_sha256": row_sha256(row), "code": outcome.code, "message": outcome.message}
+        return row.fields + _answer_opening(field) + outcome + b"}\n"
+    error = {"line": row.line, "row_sha256": _row_sha256(row), "code": outcome.code, "message": outcome.message}
     return msgspec.json.encode({"error": error}) + b"\n"
 
 
-def answer_opening(field: str) -> bytes:
+def _answer_opening(field: str) -> bytes:
     """The JSON between a row's fields and the value of `field`, its answer."""
     return b"," + msgspec.json.encode(field) + b":"
 
 
-def row_sha256(row: InputRow) -> str:
+def _row_sha256(row: InputRow) -> str:
     """The SHA-256 of the fields of a row, or of a row with a fault as it was read."""
     return hashlib.sha256(row.fields).hexdigest()
 
@@ -103,6 +106,30 @@ class Place(NamedTuple):
     row: InputRow
     line: bytes | None = None
     asked: bool = True
+
+
+def places(source: InputFile, lines: Iterable[bytes], output: str) -> Iterator[Place]:
+    """A place for each row of `source`, in order: first those of the `lines` that are in `output` already.
+
+    A row with an error is asked again once it is another than the one that the error line has the digest of.
+
+    Raises:
+        BadInput: a line is the answer to another row.
+    """
+    rows, closing = source.rows(), _answer_opening(source.columns.answer)
+    for number, line in enumerate(lines, 1):
+        row = next(rows, None)
+        if row and not row.fault and line.startswith(row.fields + closing):
+            yield Place(row, line, asked=False)
+        elif row and (error := ERROR_LINE.match(line)):
+            yield Place(row, line, asked=error[1].decode() != _row_sha256(row))
+        else:
+            which = f"row {number:,}" + (f" ({source.unit} {row.line:,})" if row else ", which does not exist,")
+            raise BadInput(
+                f"line {number:,} of {output} is not the answer to {which} of {source.name}: one of the files was "
+                "changed. Give the original input, another --output, or --restart to overwrite the output"
+            )
+    yield from map(Place, rows)
 
 
 @dataclass

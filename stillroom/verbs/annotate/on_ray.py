@@ -61,21 +61,17 @@ def ray_workers(address: str, job: Job, processes: int | None) -> Iterator[list[
     with redirect_stdout(sys.stderr):
         ray = _connected(address, job, processes)
         try:
-            yield _workers(ray, address, job, processes)
+            cpus = int(ray.cluster_resources().get("CPU", 0))
+            count = processes or cpus // job.threads
+            if count * job.threads > cpus or not count:
+                raise BadInput(
+                    f"--ray {address} has {cpus} CPUs, and {count or 1} x {job.threads} are asked for; give fewer --processes or "
+                    "--threads, or a larger cluster"
+                )
+            files = ray.put(_files_of(job))
+            yield [RayWorker(ray, job, files) for _ in range(count)]
         finally:
             ray.shutdown()
-
-
-def _workers(ray: Any, address: str, job: Job, processes: int | None) -> "list[RayWorker]":
-    cpus = int(ray.cluster_resources().get("CPU", 0))
-    count = processes or cpus // job.threads
-    if count * job.threads > cpus or not count:
-        raise BadInput(
-            f"--ray {address} has {cpus} CPUs, and {count or 1} x {job.threads} are asked for; give fewer --processes or "
-            "--threads, or a larger cluster"
-        )
-    files = ray.put(_files_of(job))
-    return [RayWorker(ray, job, files) for _ in range(count)]
 
 
 def check_node(ready: Ready) -> None:

@@ -11,11 +11,9 @@ import contextlib
 import itertools
 import json
 import os
-import re
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,11 +30,10 @@ from stillroom.verbs.annotate.answering import (
     Outcome,
     Place,
     Window,
-    answer_opening,
     answered,
     outcomes_of,
     output_line,
-    row_sha256,
+    places,
     windows,
 )
 from stillroom.verbs.annotate.parts import Job, changes
@@ -54,7 +51,6 @@ COMPARED_ROWS = 10_000
 SYNC_S = 10.0
 TAIL_BYTES = 1 << 16
 PIECE_BYTES = 1 << 20
-ERROR_LINE = re.compile(rb'\{"error":\{"line":\d+,"row_sha256":"([0-9a-f]{64})",')
 
 
 class AnswerFile:
@@ -198,174 +194,133 @@ class AnswerFile:
                 raise BadInput(f"the reader of {self.name} closed it; the rest was not annotated") from error
 
 
-def places(source: InputFile, output: AnswerFile) -> Iterator[Place]:
-    """A place for each row of `source`, in order: first those that `output` has a line for.
+class FileRun:
+    """One run: the rows of `source`, what `pool` answers, and what was written of it to `output` so far."""
 
-    A row with an error is asked again once it is another than the one that the error line has the digest of.
+    def __init__(self, job: Job, source: InputFile, output: AnswerFile, pool: OfflinePool) -> None:
+        self.job, self.source, self.output, self.pool = job, source, output, pool
+        self.skips = job.bad_rows == "skip"
+        self.bad = BadRows(source.name, source.unit)
+        self.rows_before = self.asked_again = self.rows = 0
+        """Rows that were there already, those of them that had an error and were answered again, and new ones."""
+        self.ours = ""
+        """The message about the first row that failed by a fault of this program."""
+        self.stopped = False
+        self.seconds = 0.0
+        self._window_characters: float = FIRST_CHARACTERS  # the text that the next window may have
+        self._written_s = 0.0  # when the last window was written
 
-    Raises:
-        BadInput: a line is the answer to another row.
-    """
-    rows, closing = source.rows(), answer_opening(source.columns.answer)
-    for number, line in enumerate(output.lines(), 1):
-        row = next(rows, None)
-        if row and not row.fault and line.startswith(row.fields + closing):
-            yield Place(row, line, asked=False)
-        elif row and (error := ERROR_LINE.match(line)):
-            yield Place(row, line, asked=error[1].decode() != row_sha256(row))
-        else:
-            which = f"row {number:,}" + (f" ({source.unit} {row.line:,})" if row else ", which does not exist,")
-            raise BadInput(
-                f"line {number:,} of {output.name} is not the answer to {which} of {source.name}: one of the files was "
-                "changed. Give the original input, another --output, or --restart to overwrite the output"
-            )
-    yield from map(Place, rows)
+    def answer(self) -> None:
+        """Answers every row that the output does not hold yet, and the rows with an error that have changed since.
 
-
-@dataclass
-class Progress:
-    """What a run has written so far."""
-
-    bad: BadRows
-    rows_before: int = 0
-    """Rows that were there already."""
-    asked_again: int = 0
-    """Rows of these that had an error and were answered again."""
-    rows: int = 0
-    ours: str = ""
-    """The message about the first row that failed by a fault of this program."""
-    stopped: bool = False
-    seconds: float = 0.0
-
-
-def annotate_rows(job: Job, source: InputFile, output: AnswerFile, pool: OfflinePool) -> Progress:
-    """Answers every row that `output` does not hold yet, and the rows with an error that have changed since.
-
-    Raises:
-        BadInput, InternalError: as `annotate`.
-    """
-    source.prepare()
-    progress = Progress(BadRows(source.name, source.unit))
-    found = places(source, output)
-    first, kept_bytes = _first_asked(found, source, progress)
-    if first is not None:
-        with ctrl_c_kept() as stop_if_asked, pool, bar("annotate") as shown:
-            began_s = time.monotonic()
-            run = _Run(job, source, output, pool, progress, shown, stop_if_asked)
-            run.write(itertools.chain([first], found), kept_bytes)
-            progress.seconds = time.monotonic() - began_s
-    _tell(progress, output.name, skips=job.bad_rows == "skip")
-    return progress
-
-
-def _first_asked(found: Iterator[Place], source: InputFile, progress: Progress) -> tuple[Place | None, int]:
-    """The first place that needs an answer, and the bytes of the lines before it."""
-    kept_bytes = 0
-    with bar("compare finished rows") as shown:
-        for place in found:
-            if place.asked:
-                return place, kept_bytes
-            assert place.line is not None
-            kept_bytes += len(place.line)
-            progress.rows_before += 1
-            if progress.rows_before % COMPARED_ROWS == 0:
-                share = source.share_read()
-                shown(progress.rows_before, None if share is None else round(progress.rows_before / max(share, 1e-9)))
-    return None, kept_bytes
-
-
-@dataclass
-class _Run:
-    """A run that answers rows: what it reads, who answers, and what it writes."""
-
-    job: Job
-    source: InputFile
-    output: AnswerFile
-    pool: OfflinePool
-    progress: Progress
-    shown: Bar
-    stop_if_asked: Callable[[], None]
-    window_characters: float = FIRST_CHARACTERS
-    """The text that the next window may have."""
-    written_s: float = field(default_factory=time.monotonic)
-    """When the last window was written."""
-
-    def write(self, found: Iterator[Place], kept_bytes: int) -> None:
-        """Writes all places of `found`: replaces lines that are there, after the first `kept_bytes`, then appends."""
-        for there, group in itertools.groupby(found, key=lambda place: place.line is not None):
-            with self.output.mending(kept_bytes) if there else contextlib.nullcontext():
-                read = windows(
-                    group,
-                    stops=self.job.bad_rows == "stop",
-                    most_characters=lambda: self.window_characters,
-                    share_read=self.source.share_read,
-                )
-                for window in answered(read, self._ask, WINDOWS_AHEAD):
-                    if not self._write(window):
+        Raises:
+            BadInput, InternalError: as `annotate`.
+        """
+        found = places(self.source, self.output.lines(), self.output.name)
+        first, kept_bytes = self._first_asked(found)
+        if first is not None:
+            with ctrl_c_kept() as stop_if_asked, self.pool, bar("annotate") as shown:
+                began_s = self._written_s = time.monotonic()
+                # Lines that are there are replaced, after the first `kept_bytes`; then lines are appended.
+                for there, group in itertools.groupby(
+                    itertools.chain([first], found), key=lambda place: place.line is not None
+                ):
+                    with self.output.mending(kept_bytes) if there else contextlib.nullcontext():
+                        self._write_group(group, stop_if_asked, shown)
+                    if self.stopped:
                         break
-            if self.progress.stopped:
+                self.seconds = time.monotonic() - began_s
+        self._tell()
+
+    def _first_asked(self, found: Iterator[Place]) -> tuple[Place | None, int]:
+        """The first place that needs an answer, and the bytes of the lines before it."""
+        kept_bytes = 0
+        with bar("compare finished rows") as shown:
+            for place in found:
+                if place.asked:
+                    return place, kept_bytes
+                assert place.line is not None
+                kept_bytes += len(place.line)
+                self.rows_before += 1
+                if self.rows_before % COMPARED_ROWS == 0:
+                    self._show(shown, self.source.share_read())
+        return None, kept_bytes
+
+    def _write_group(self, group: Iterator[Place], stop_if_asked: Callable[[], None], shown: Bar) -> None:
+        """Writes the lines of places, up to a row without a line that stops the work."""
+
+        def ask(rows: list[InputRow]) -> Callable[[], Sequence[Outcome]]:
+            results = self.pool.submit([TextWork(row.text, row.pair, self.job.options) for row in rows])
+
+            def outcomes() -> Sequence[Outcome]:
+                stop_if_asked()
+                found = cast("list[bytes | StillroomError]", results.result())  # texts have no logits as answers
+                return outcomes_of(found, skips=self.skips)
+
+            return outcomes
+
+        read = windows(
+            group,
+            stops=not self.skips,
+            most_characters=lambda: self._window_characters,
+            share_read=self.source.share_read,
+        )
+        for window in answered(read, ask, WINDOWS_AHEAD):
+            lines = self._lines_of(window)
+            self.output.write(b"".join(lines))
+            now_s = time.monotonic()
+            in_time = window.characters * WINDOW_S / max(now_s - self._written_s, 1e-6)
+            self._window_characters = max(FIRST_CHARACTERS, min(2 * self._window_characters, in_time, WINDOW_BYTES))
+            self._written_s = now_s
+            self._show(shown, window.share_read)
+            if len(lines) < len(window.places):
                 return
 
-    def _ask(self, rows: list[InputRow]) -> Callable[[], Sequence[Outcome]]:
-        results = self.pool.submit([TextWork(row.text, row.pair, self.job.options) for row in rows])
-
-        def outcomes() -> Sequence[Outcome]:
-            self.stop_if_asked()
-            found = cast("list[bytes | StillroomError]", results.result())  # texts have no logits as answers
-            return outcomes_of(found, skips=self.job.bad_rows == "skip")
-
-        return outcomes
-
-    def _write(self, window: Window) -> bool:
-        """Writes a window. False if a row stopped the work that has no line yet; the window is written up to that row."""
-        progress, skips = self.progress, self.job.bad_rows == "skip"
-        if not skips:  # all that cannot be read, for the message
+    def _lines_of(self, window: Window) -> list[bytes]:
+        """The lines of a window, up to a row without a line that stops the work; a row with one keeps it."""
+        if not self.skips:  # all that cannot be read, for the message
             for row in (place.row for place in window.places if place.asked):
                 if row.fault is not None:
-                    progress.bad.add(row.line, row.fault)
+                    self.bad.add(row.line, row.fault)
         lines: list[bytes] = []
         for place, outcome in zip(window.places, window.outcomes, strict=True):
             row, line = place.row, place.line
             if isinstance(outcome, Failure):
                 if outcome.ours:
-                    progress.ours = progress.ours or f"{self.source.place(row.line)}: {outcome.message}"
-                elif skips or not row.fault:
-                    progress.bad.add(row.line, outcome.message)
-                progress.stopped = progress.stopped or outcome.ours or not skips
-            if isinstance(outcome, bytes) or (isinstance(outcome, Failure) and skips and not outcome.ours):
+                    self.ours = self.ours or f"{self.source.place(row.line)}: {outcome.message}"
+                elif self.skips or not row.fault:
+                    self.bad.add(row.line, outcome.message)
+                self.stopped = self.stopped or outcome.ours or not self.skips
+            if isinstance(outcome, bytes) or (isinstance(outcome, Failure) and self.skips and not outcome.ours):
                 line = output_line(row, outcome, self.source.columns.answer)
             if line is None:
                 break
             lines.append(line)
-            progress.rows += place.line is None
-            progress.rows_before += place.line is not None
-            progress.asked_again += place.line is not None and place.asked
-        self.output.write(b"".join(lines))
-        now_s = time.monotonic()
-        in_time = window.characters * WINDOW_S / max(now_s - self.written_s, 1e-6)
-        self.window_characters = max(FIRST_CHARACTERS, min(2 * self.window_characters, in_time, WINDOW_BYTES))
-        self.written_s = now_s
-        done = progress.rows_before + progress.rows
-        share = window.share_read
-        self.shown(done, None if share is None else max(done, round(done / max(share, 1e-9))))
-        return len(lines) == len(window.places)
+            self.rows += place.line is None
+            self.rows_before += place.line is not None
+            self.asked_again += place.line is not None and place.asked
+        return lines
 
+    def _show(self, shown: Bar, share_read: float | None) -> None:
+        """Shows the rows done, and an estimate of all rows from the share of the file that was read."""
+        done = self.rows_before + self.rows
+        shown(done, None if share_read is None else max(done, round(done / max(share_read, 1e-9))))
 
-def _tell(progress: Progress, output: str, *, skips: bool) -> None:
-    """Prints which rows were bad. Raises BadInput if one stopped the work, InternalError if a fault of this program did."""
-    if progress.bad.count and skips:
-        bad = counted(progress.bad.count, "bad row has", "bad rows have")
-        say(f"{bad} an error in place of an answer:\n{progress.bad}")
-    written = progress.rows_before + progress.rows
-    there = f"{counted(written, 'row is', 'rows are')} in {output}"
-    if progress.ours:
-        raise InternalError(
-            f"{there}; the next row could not be answered. The fault is in this program or the bundle's model, not in the row:\n"
-            f"  {progress.ours}\nThe output of the worker process is above. Give the same command again to resume at this row."
-        )
-    if progress.stopped:
-        remedy = " and give the same command again to resume there" if written else ", --text-column or --format"
-        raise BadInput(
-            f"{there if written else 'Nothing was written'}; these rows cannot be used:\n{progress.bad}\n"
-            f"Correct these rows{remedy}; or give --bad-rows skip."
-        )
+    def _tell(self) -> None:
+        """Prints which rows were bad. Raises BadInput if one stopped the work, InternalError if a fault of this program did."""
+        if self.bad.count and self.skips:
+            bad = counted(self.bad.count, "bad row has", "bad rows have")
+            say(f"{bad} an error in place of an answer:\n{self.bad}")
+        written = self.rows_before + self.rows
+        there = f"{counted(written, 'row is', 'rows are')} in {self.output.name}"
+        if self.ours:
+            raise InternalError(
+                f"{there}; the next row could not be answered. The fault is in this program or the bundle's model, not in the row:\n"
+                f"  {self.ours}\nThe output of the worker process is above. Give the same command again to resume at this row."
+            )
+        if self.stopped:
+            remedy = " and give the same command again to resume there" if written else ", --text-column or --format"
+            raise BadInput(
+                f"{there if written else 'Nothing was written'}; these rows cannot be used:\n{self.bad}\n"
+                f"Correct these rows{remedy}; or give --bad-rows skip."
+            )

@@ -19,7 +19,7 @@ from stillroom.verbs.annotate.answering import BadRows
 from stillroom.verbs.annotate.checks import Checked, checked, is_bulk, lineage
 from stillroom.verbs.annotate.inputs import InputPlace, some
 from stillroom.verbs.annotate.on_ray import check_node, ray_workers
-from stillroom.verbs.annotate.one_file import AnswerFile, annotate_rows
+from stillroom.verbs.annotate.one_file import AnswerFile, FileRun
 from stillroom.verbs.annotate.parts import Job, Part, PartsManifest, Scan
 from stillroom.verbs.annotate.storage import storage_of
 from stillroom.verbs.annotate.tables import ARRAY, ERROR, SUFFIXES, TABLE, rows_beside, write_array, write_table
@@ -58,18 +58,20 @@ def annotate_file(settings: Annotation) -> dict[str, Any]:
         output = opened.enter_context(
             AnswerFile(Path(settings.output), lineage(settings, found.job, parts=False), restart=settings.restart)
         )
-        done = annotate_rows(found.job, found.file, output, found.pool)
+        done = FileRun(found.job, found.file, output, found.pool)
+        done.answer()
     return _document(
         found,
         found.file.name,
         output.name,
-        rows=done.rows,
+        done.rows + done.asked_again,
+        done.seconds,
+        rows=done.rows_before + done.rows,
         rows_before=done.rows_before,
+        rows_asked_again=done.asked_again,
         bad_rows=done.bad.count,
-        seconds=done.seconds,
         processes=found.pool.processes,
-        again=done.asked_again,
-    ) | {"rows_asked_again": done.asked_again}
+    )
 
 
 def _as_table(settings: Annotation) -> dict[str, Any]:
@@ -132,48 +134,35 @@ def annotate_files(settings: Annotation) -> dict[str, Any]:
     if bad:
         has = counted(sum(each.count for each in bad), "bad row has", "bad rows have")
         say(f"{has} an error in place of an answer ({ERROR}):\n{_listed(bad, 'more in', 'other parts')}")
+    rows, before = sum(each.rows for each in made), sum(part.rows for part in there)
     return _document(
         found,
         shown(settings.input),
         shown(storage.place),
-        rows=sum(each.rows for each in made),
-        rows_before=sum(part.rows for part in there),
+        rows,
+        seconds,
+        files=len(sources),
+        parts=len(parts) + len(there),
+        parts_before=len(there),
+        rows=before + rows,
+        rows_before=before,
         bad_rows=sum(each.count for each in bad),
-        seconds=seconds,
         processes=processes,
-    ) | {
-        "files": len(sources),
-        "parts": len(parts) + len(there),
-        "parts_before": len(there),
-        "ray": settings.ray,
-    }
+        ray=settings.ray,
+    )
 
 
-def _document(
-    found: Checked,
-    given: str,
-    output: str,
-    *,
-    rows: int,
-    rows_before: int,
-    bad_rows: int,
-    seconds: float,
-    processes: int,
-    again: int = 0,
-) -> dict[str, Any]:
-    """What is told of every run; `rows` were written by this one, beside `again` of those that were there."""
+def _document(found: Checked, given: str, output: str, answered: int, seconds: float, **told: Any) -> dict[str, Any]:
+    """What is told of every run, which `answered` so many rows, and what is `told` of this one."""
     return {
         "input": given,
         "output": output,
         "model": found.manifest.name,
         "variant": found.job.variant,
         "digest": found.job.digest,
-        "rows": rows_before + rows,
-        "rows_before": rows_before,
-        "bad_rows": bad_rows,
+        **told,
         "seconds": seconds,
-        "texts_per_s": (rows + again) / seconds if rows + again else None,
-        "processes": processes,
+        "texts_per_s": answered / seconds if answered else None,
         "threads": found.job.threads,
     }
 
