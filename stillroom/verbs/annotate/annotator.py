@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -37,7 +37,7 @@ from stillroom.verbs.annotate.parts import MANIFEST, Job, Part, Scan, name_of, r
 from stillroom.verbs.annotate.reader import InputFile
 from stillroom.verbs.annotate.rows import InputRow
 from stillroom.verbs.annotate.storage import storage_of
-from stillroom.verbs.annotate.tables import with_answers
+from stillroom.verbs.annotate.tables import write_groups
 
 if TYPE_CHECKING:
     from serve.model.pipeline import Pipeline
@@ -218,30 +218,18 @@ class Annotator:
     def _write_table(self, file: InputFile, part: Part, path: Path, ask: Ask, bad: BadRows) -> int:
         """Answers the part as a parquet file. Returns its rows, as `_write_lines`."""
         import pyarrow as pa
-        from pyarrow import parquet
 
-        job, writer, count = self.job, None, 0
-        try:
+        def groups() -> Iterator[tuple[Any, list[Any], list[str | None]]]:
             for batch, rows in file.batches(part.end):
                 computed = [index for index, row in enumerate(rows) if row.fault is None]
                 (window,) = answered([Window([*map(Place, rows)], computed)], ask)
                 outcomes = self._checked(window, bad)
-                made = with_answers(
-                    pa.Table.from_batches([batch]),
-                    job.columns.answer,
-                    [json.loads(each) if isinstance(each, bytes) else None for each in outcomes],
-                    [each.message if isinstance(each, Failure) else None for each in outcomes]
-                    if job.bad_rows == "skip"
-                    else None,
-                    self._model().manifest,
-                )
-                writer = writer or parquet.ParquetWriter(path, made.schema)
-                writer.write_table(made)
-                count += len(rows)
-        finally:
-            if writer is not None:
-                writer.close()
-        return count
+                answers = [json.loads(each) if isinstance(each, bytes) else None for each in outcomes]
+                errors = [each.message if isinstance(each, Failure) else None for each in outcomes]
+                yield pa.Table.from_batches([batch]), answers, errors
+
+        field, skips = self.job.columns.answer, self.job.bad_rows == "skip"
+        return write_groups(path, groups(), field, self._model().manifest, with_errors=skips)
 
     def _checked(self, window: Window, bad: BadRows) -> list[Outcome]:
         """The outcome of each row of the window. BadInput if rows are bad, and that stops the work."""
