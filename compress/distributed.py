@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from compress.peers import Peers, Place, reported
+from compress.peers import Peers, Rank
 from compress.peers import meet as meet_peers
 from serve.errors import BadInput
 from serve.files import disk_errors_reported, replacing_folder
@@ -122,7 +122,7 @@ def check_launch() -> None:
         )
 
 
-def meet(on_lost: Callable[[str], None] = reported) -> None:
+def meet(on_lost: Callable[[str], None] = log.critical) -> None:
     """Wait for the other processes to start. From now on this one ends when another has; a second call does nothing.
 
     `on_lost` is then called with a message, in one process of each machine.
@@ -146,7 +146,7 @@ def failed(message: str) -> None:
         _training.peers.failed(message)
 
 
-def agreed(facts: Mapping[str, str], refusal: Callable[[Place, Mapping[str, str]], str]) -> None:
+def agreed(facts: Mapping[str, str], refusal: Callable[[Rank, Mapping[str, str]], str]) -> None:
     """See `compress.peers.Peers.agreed`."""
     if count() > 1:
         meet()

@@ -6,7 +6,6 @@ process and whether it, or any other process, has ended.
 """
 
 import json
-import logging
 import os
 import socket
 import threading
@@ -18,8 +17,6 @@ from datetime import timedelta
 from typing import Any
 
 from serve.errors import BadInput
-
-log = logging.getLogger("compress")
 
 # Longest waits for an answer of the store at MASTER_ADDR, and for the other processes to start. torchrun's launchers have met, and have the
 # store, before they start any process, but one node may load torch from a cold disk; others may start nodes minutes apart.
@@ -37,7 +34,7 @@ GO_ON = "Give the same command on every node again: it goes on from the last che
 
 
 @dataclass(frozen=True)
-class Place:
+class Rank:
     """Where a process runs."""
 
     rank: int
@@ -56,7 +53,7 @@ class Peers:
     """
 
     def __init__(
-        self, store: Any, beats: Any, own: Place, places: Sequence[Place], on_lost: Callable[[str], None]
+        self, store: Any, beats: Any, own: Rank, places: Sequence[Rank], on_lost: Callable[[str], None]
     ) -> None:
         self.store, self.places, self.own = store, places, own
         self._beats, self._on_lost = beats, on_lost
@@ -84,7 +81,7 @@ class Peers:
         self._suspect = True
         self._stopped.wait(SUSPECT_S + HEARD_S + OWN_FAULT_S)
 
-    def agreed(self, facts: Mapping[str, str], refusal: Callable[[Place, Mapping[str, str]], str]) -> None:
+    def agreed(self, facts: Mapping[str, str], refusal: Callable[[Rank, Mapping[str, str]], str]) -> None:
         """Check that all processes have the same `facts`.
 
         Args:
@@ -109,7 +106,7 @@ class Peers:
         found: bytes = self.store.get(key)
         return found
 
-    def _say_failed(self, store: Any, place: Place, how: str) -> None:
+    def _say_failed(self, store: Any, place: Rank, how: str) -> None:
         try:
             store.compare_set(FAILED, "", json.dumps({"rank": place.rank, "how": how}))
         except RuntimeError:  # the store has ended
@@ -150,7 +147,7 @@ class Peers:
             elif lost := self._lost(now):
                 self._end(*lost)
 
-    def _lost(self, now: float) -> tuple[Place, str] | None:
+    def _lost(self, now: float) -> tuple[Rank, str] | None:
         """A process that ended or answers no more, and how that shows."""
         longest = SUSPECT_S if self._suspect else SILENT_S
         if self._store_ended:
@@ -160,7 +157,7 @@ class Peers:
         seconds, place = max(silent, key=lambda each: each[0])
         return (place, f"has not answered for {seconds:.0f} s") if seconds > longest else None
 
-    def _end(self, place: Place, how: str) -> None:
+    def _end(self, place: Rank, how: str) -> None:
         """End this process, whatever its other threads do: they may wait for the process that was lost."""
         if self.own.rank == 0 and place != self.own and not self._failed:
             self._say_failed(self._beats, place, how)
@@ -197,7 +194,7 @@ def _met(rank: int, count: int, node: int, on_lost: Callable[[str], None]) -> Pe
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
     store, beats = _store(rank), _store(rank)
-    own = Place(rank, node, socket.gethostname(), uuid.uuid4().hex)
+    own = Rank(rank, node, socket.gethostname(), uuid.uuid4().hex)
     longest_s = MEET_S if _has_torchrun() else MEET_WITHOUT_TORCHRUN_S
     until = time.monotonic() + longest_s
     if rank == 0:
@@ -214,14 +211,14 @@ def _met(rank: int, count: int, node: int, on_lost: Callable[[str], None]) -> Pe
                     f"{', '.join(map(str, missing))}. Start the same command on every node, with the same --nnodes and --nproc-per-node."
                 )
             time.sleep(0.1)
-        places = [own, *(Place(**json.loads(store.get(key))) for key in hello)]
+        places = [own, *(Rank(**json.loads(store.get(key))) for key in hello)]
         store.set(f"{prefix}/{WELCOME}", json.dumps([asdict(place) for place in places]))
     else:
         prefix, places = _welcomed(store, own, longest_s)
     return Peers(PrefixStore(prefix, store), PrefixStore(prefix, beats), own, places, on_lost)
 
 
-def _welcomed(store: Any, own: Place, longest_s: float) -> tuple[str, list[Place]]:
+def _welcomed(store: Any, own: Rank, longest_s: float) -> tuple[str, list[Rank]]:
     """The prefix of this start's keys in the store, and the processes of it."""
     said, until = "", time.monotonic() + longest_s
     while time.monotonic() < until:
@@ -231,7 +228,7 @@ def _welcomed(store: Any, own: Place, longest_s: float) -> tuple[str, list[Place
             store.set(f"{prefix}/hello/{own.rank}", json.dumps(asdict(own)))
             said = prefix
         if prefix and store.check([f"{prefix}/{WELCOME}"]):
-            places = [Place(**each) for each in json.loads(store.get(f"{prefix}/{WELCOME}"))]
+            places = [Rank(**each) for each in json.loads(store.get(f"{prefix}/{WELCOME}"))]
             if own in places:
                 return prefix, places
         time.sleep(0.1)
@@ -284,8 +281,3 @@ def _wait_for_answer(host: str, port: int) -> None:
 def _has_torchrun() -> bool:
     """Whether torchrun started this process, whose launcher then has the store."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
-def reported(message: str) -> None:
-    """Log that another process was lost, where the caller of `meet` gave nothing better to do."""
-    log.critical(message)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compress.data.asked_texts import read_asked
+from compress.data.answer_rows import read_asked
 from compress.data.columns import Columns, columns_of
 from compress.data.examples import Example, Splits, check_kind
 from compress.data.label_checks import some

@@ -5,8 +5,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from compress.data.examples import GENERATION
 from compress.methods.presets import PRESETS, preset_of
-from compress.models.layer_maps import LAYER_MAPS
-from compress.models.shapes import FORM, STUDENTS, USUAL_STUDENT
+from compress.models.shapes import FORM, LAYER_MAPS, STUDENTS, USUAL_STUDENT
 from compress.training.metrics import TRACKERS
 from serve.bundle.manifest import TaskName
 from serve.options import Settings, again, setting

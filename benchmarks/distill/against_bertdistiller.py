@@ -96,7 +96,7 @@ def side_by_side(given: argparse.Namespace, folder: Path, precision: str, *, gro
 
     try:
         train_stage(
-            stage, teacher, student, BERT, text,
+            stage, teacher, student, text,
             StageSettings((given.turns + 2) * turn, precision=str(settings["precision"]), device=given.device),
             folder=folder / "ours", report=report,
         )  # fmt: skip

@@ -58,7 +58,7 @@ class Learner:
         batch = self.text.at(number)
         torch.manual_seed(number)
         with computing(torch.device("cpu"), self.precision):
-            loss = total(step_losses(self.stage.objective, self.teacher, self.student, BERT, batch, self.maps, None))
+            loss = total(step_losses(self.stage.objective, self.teacher, self.student, batch, self.maps, None))
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=False)

@@ -53,7 +53,7 @@ from compress.runs.soft_labels import make_soft_labels, read_confidence, read_so
 from compress.runs.task_inputs import TaskInputs
 from compress.settings import TaskSettings
 from compress.tasks import task_named
-from compress.training.stage import StageSettings, train_on_task, validating
+from compress.training.stage import StageSettings, train_stage, validating
 from latency.measure.machine import machine_facts
 
 STUDENT, FOLDS = "3x384", 2
@@ -295,13 +295,14 @@ class Bench:
                 soft = soft if kind == "rest" else soft[: len(inputs.train)]
             model = with_head(body, given.labelled["task"], given, keeps=one.body in TUNED)
             texts = inputs.train + inputs.in_domain if kind == "rest" and inputs.in_domain else inputs.train
-            progress = train_on_task(
+            progress = train_stage(
                 labels_and_soft_labels(float(share or 0), inputs.settings.temperature) if soft else LABELS,
+                None,
                 model,
                 TaskText(texts, inputs.settings.batch, one.seed, inputs.validation.ids, soft),
-                inputs.train,
                 StageSettings(steps, one.seed, inputs.settings.precision, learning_rate=rate, device="cpu"),
                 folder=folder / TRAINING,
+                labelled=inputs.train,
                 validation=validating(model, inputs.validation, inputs.splits.validation, inputs.validate_every(steps)),
             )
             best = max(value for _, value in progress.validation)

@@ -99,7 +99,7 @@ def before_and_after(kind: str, stage: Stage, given: argparse.Namespace) -> tupl
         student.eval()
         with torch.no_grad():
             said = [
-                total(step_losses(stage.objective, teacher, student, FAMILIES[kind], text.at(step), maps, None)).item()
+                total(step_losses(stage.objective, teacher, student, text.at(step), maps, None)).item()
                 for step in range(5)
             ]
         return sum(said) / len(said)
@@ -107,7 +107,7 @@ def before_and_after(kind: str, stage: Stage, given: argparse.Namespace) -> tupl
     before = loss()
     with tempfile.TemporaryDirectory() as folder:
         settings = StageSettings(STEPS, learning_rate=1e-3)
-        train_stage(stage, teacher, student, FAMILIES[kind], text, settings, folder=Path(folder), projections=maps)
+        train_stage(stage, teacher, student, text, settings, folder=Path(folder), projections=maps)
     return before, loss()
 
 

@@ -78,7 +78,7 @@ def main() -> None:
         ),
     }
     pairs = read_pairs(data / "test.jsonl")
-    texts, gold = [pair.text for pair in pairs], [pair.target for pair in pairs]
+    texts, gold = [pair.text for pair in pairs], [pair.text_pair or "" for pair in pairs]
     rows: dict[str, Any] = {"copy": {"scores": {k: asdict(v) for k, v in generation_scores(gold, texts).items()}}}
     opened = {name: Generator(folder, device="cpu") for name, folder in models.items()}
     for name, generator in opened.items():

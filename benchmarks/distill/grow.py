@@ -15,6 +15,7 @@ hidden states are to those of the smaller teacher, before and after training, on
 
 import argparse
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,15 +23,17 @@ from typing import Any
 
 import torch
 import transformers
+from torch import Tensor, nn
 
 from compress.data.corpus import CorpusText, Piece, chunks, tokenised
 from compress.data.encoded import pad_id_of
 from compress.data.texts import TextFiles
 from compress.methods.catalogue import METHODS, Sizes
 from compress.models.activations import Part, read
+from compress.models.families import Family, layers_of
 from compress.models.grow_teacher import grown
 from compress.models.initialise import shape_in
-from compress.models.living_layers import living_layers, relative_changes, twin_correlation
+from compress.models.living_layers import living_layers, relative_changes
 from compress.models.pretrained import Opened, load_encoder, open_model, open_tokenizer
 from compress.runs.hardware import same_bits
 from compress.runs.lineage import save_with_lineage
@@ -43,6 +46,7 @@ from compress.training.stage import StageSettings
 from stillroom.console import show
 
 LONGEST, BATCH, MEASURED, MOST_TOKENS = 128, 8, 32, 1_000_000  # MEASURED: pieces of the corpus
+TWIN_PARTS = ("hidden", "queries", "keys", "values")
 LEARNING_RATE = 1e-4  # BERT, section A.2
 CHECKPOINT_S = 300.0  # a checkpoint of a 12x768 with its optimiser takes 1.3 GB
 
@@ -154,6 +158,29 @@ def _sample(opened: Opened, given: argparse.Namespace) -> dict[str, torch.Tensor
 
 def _rounded(values: tuple[float, ...]) -> list[float]:
     return [round(value, 3) for value in values]
+
+
+def twin_correlation(model: nn.Module, family: Family, inputs: Mapping[str, Tensor]) -> dict[str, float]:
+    """The mean correlation over real tokens of units `2 i` and `2 i + 1`, which a grown model starts as copies of one.
+
+    By part of the layers (hidden states, queries, keys, values), averaged over units and layers. 1 means that the twins say the
+    same, 0 that they say no more alike than any two units. Arguments as of `relative_changes`.
+    """
+    numbers = range(1, len(layers_of(model, family)) + 1)
+    real = inputs["attention_mask"].bool()
+    with torch.no_grad():
+        found = read(model, family, inputs, [Part(of, number) for of in TWIN_PARTS for number in numbers])
+        return {
+            of: float(torch.stack([_correlation(found[of, number][real].double()) for number in numbers]).mean())
+            for of in TWIN_PARTS
+        }
+
+
+def _correlation(units: Tensor) -> Tensor:
+    """The mean over pairs of neighbours of their Pearson correlation; `units` (tokens, width). A constant unit counts 0."""
+    centred = units - units.mean(dim=0)
+    scaled = torch.nn.functional.normalize(centred, dim=0)
+    return (scaled[:, ::2] * scaled[:, 1::2]).sum(dim=0).mean()
 
 
 if __name__ == "__main__":

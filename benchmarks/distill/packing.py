@@ -25,12 +25,11 @@ from compress.data.texts import read_texts
 from compress.losses.outputs import total
 from compress.methods.catalogue import Stage, chain_of
 from compress.methods.objectives import Projections
-from compress.models.embedding_rows import rows_in_use
 from compress.models.initialise import student_of
 from compress.models.precision import computing, weights_in
 from compress.models.pretrained import load_encoder, open_model, open_tokenizer
 from compress.models.shapes import shape_of
-from compress.training.stage import StageSettings, step_losses, train_stage
+from compress.training.stage import StageSettings, rows_in_use, step_losses, train_stage
 from stillroom.verbs.demo import teacher_folder
 
 TURN = 4_000  # tokens
@@ -42,7 +41,7 @@ class Learner:
     def __init__(self, opened: Any, shape: Any, stage: Stage, text: CorpusText, precision: str) -> None:
         self.teacher = load_encoder(opened, seed=0).eval()
         self.student = student_of(self.teacher, opened.family, shape, seed=0)[0]
-        self.family, self.stage, self.text, self.precision = opened.family, stage, text, precision
+        self.stage, self.text, self.precision = stage, text, precision
         self.maps = Projections(stage.objective, self.teacher.config, self.student.config)
         self.speeds: list[float] = []
         self.real = self.positions = self.done = 0
@@ -70,9 +69,7 @@ class Learner:
         self.speeds.append(tokens / (time.perf_counter() - began))
 
     def loss(self, batch: Any, remap: Any = None) -> torch.Tensor:
-        return total(
-            step_losses(self.stage.objective, self.teacher, self.student, self.family, batch, self.maps, remap)
-        )
+        return total(step_losses(self.stage.objective, self.teacher, self.student, batch, self.maps, remap))
 
     def loss_on(self, text: CorpusText) -> float:
         self.student.eval()
@@ -83,7 +80,7 @@ class Learner:
         settings = StageSettings(self.steps_per_epoch, precision=self.precision, device="cpu")
         with tempfile.TemporaryDirectory() as folder:
             train_stage(
-                self.stage, self.teacher, self.student, self.family, self.text, settings, folder=Path(folder),
+                self.stage, self.teacher, self.student, self.text, settings, folder=Path(folder),
                 projections=self.maps,
             )  # fmt: skip
 

@@ -100,9 +100,7 @@ def student_by(
         if way == "plain":
             curve = plain(stage, teacher, student, text, settings, Path(folder))
         else:
-            curve = [
-                loss for _, loss in train_stage(stage, teacher, student, BERT, text, settings, folder=Path(folder)).loss
-            ]
+            curve = [loss for _, loss in train_stage(stage, teacher, student, text, settings, folder=Path(folder)).loss]
     return student, curve, time.perf_counter() - began
 
 

@@ -69,9 +69,7 @@ def train(given: argparse.Namespace, folder: Path, tokenizer_file: Path, accumul
     text = CorpusText(chunks(texts, tokenizer, TOKENS), 0, given.batch, 0, masking)
     maps = Projections(stage.objective, config, student.config).to(kind)
     settings = StageSettings(given.steps, accumulate=accumulate)
-    progress = train_stage(
-        stage, teacher.to(kind), student.to(kind), FAMILIES["bert"], text, settings, folder=folder, projections=maps
-    )
+    progress = train_stage(stage, teacher.to(kind), student.to(kind), text, settings, folder=folder, projections=maps)
     return [value for _, value in progress.loss]
 
 

@@ -33,7 +33,6 @@ sys.path[:0] = [
 import every_stage as tests  # noqa: E402 - the tests are no package
 
 from compress.methods.catalogue import METHODS, Stage, stages_of  # noqa: E402
-from compress.models.families import FAMILIES  # noqa: E402
 from compress.runs.hardware import same_bits  # noqa: E402
 from compress.runs.resumable_stages import TRAINING, Workdir  # noqa: E402
 from compress.training.checkpoint import own_tensors, put_tensors, write_safetensors  # noqa: E402
@@ -58,7 +57,7 @@ def trained(folder: Path, stage: Stage, before: Path | None, steps: int) -> None
         learned, own = load_file(before / WEIGHTS), own_tensors(student)
         put_tensors(student, {name: learned.get(name, value) for name, value in own.items()})
     settings = StageSettings(steps, learning_rate=3e-3, checkpoint_every_s=0)
-    train_stage(stage, teacher, student, FAMILIES["bert"], tests.text_of(stage), settings, folder=folder / TRAINING)
+    train_stage(stage, teacher, student, tests.text_of(stage), settings, folder=folder / TRAINING)
     write_safetensors(folder / WEIGHTS, own_tensors(student))
 
 

@@ -42,7 +42,6 @@ from compress.data.corpus import CorpusText, Piece, chunks
 from compress.data.texts import read_texts
 from compress.methods.catalogue import Sizes, Stage, stages_of
 from compress.methods.objectives import Projections
-from compress.models.families import FAMILIES
 from compress.models.precision import autocast
 from compress.models.pretrained import load_encoder, open_model, open_tokenizer
 from compress.models.shapes import shape_of
@@ -51,7 +50,6 @@ from compress.training.stage import StageSettings, step_losses, train_stage
 
 LEARNING_RATE = 1e-4
 TURN = {"cpu": 1, "cuda": 8}
-BERT = FAMILIES["bert"]
 
 
 @dataclass
@@ -207,7 +205,7 @@ def train(on: Measured, given: argparse.Namespace, steps: int, folder: Path, rep
     settings = StageSettings(
         steps, precision=given.precision, learning_rate=LEARNING_RATE, checkpoint_every_s=1e9, device=given.device
     )
-    train_stage(on.stage, on.teacher, on.student(), BERT, on.text, settings, folder=folder, report=report)
+    train_stage(on.stage, on.teacher, on.student(), on.text, settings, folder=folder, report=report)
 
 
 def now(device: str) -> float:
@@ -225,7 +223,7 @@ def first_losses(on: Measured, textbook: Textbook) -> float:
     on.teacher.to(textbook.device)
     maps = Projections(on.stage.objective, on.teacher.config, student.config)
     with torch.no_grad():
-        ours = sum(step_losses(on.stage.objective, on.teacher, student, BERT, on_cpu, maps, None).values()).item()
+        ours = sum(step_losses(on.stage.objective, on.teacher, student, on_cpu, maps, None).values()).item()
         textbook.student.eval()
         theirs = textbook.loss(batch.inputs["input_ids"], batch.inputs["attention_mask"]).item()
         textbook.student.train()

@@ -60,7 +60,6 @@ def train(given: argparse.Namespace) -> dict[str, float]:
 
     from compress.data.batches import TaskText
     from compress.methods.catalogue import LABELS
-    from compress.models.families import FAMILIES
     from compress.models.shapes import shape_of
     from compress.training.stage import StageSettings, train_stage
 
@@ -89,9 +88,7 @@ def train(given: argparse.Namespace) -> dict[str, float]:
         given.warmup + given.steps + 1, precision=given.precision, device="cpu", checkpoint_every_s=1e9
     )
     with tempfile.TemporaryDirectory() as folder:
-        progress = train_stage(
-            LABELS, None, student, FAMILIES["bert"], text, settings, folder=Path(folder), report=report
-        )
+        progress = train_stage(LABELS, None, student, text, settings, folder=Path(folder), report=report)
     (began, busy_before), (ended, busy_after) = clocks.values()
     timed = range(given.warmup, given.warmup + given.steps)
     return {

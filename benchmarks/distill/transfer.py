@@ -11,8 +11,8 @@ import json
 from pathlib import Path
 
 import stillroom
+from compress.data.sampler import subset
 from compress.data.splits import read_splits, split_file
-from compress.data.subset import subset
 from compress.tasks import task_named
 from latency.measure.machine import machine_facts
 

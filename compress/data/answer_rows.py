@@ -1,14 +1,21 @@
-"""Turns one row of a file of answers into a teacher's answer to a text, or finds its fault."""
+"""Reads the texts that somebody or something is asked about, and turns a row of a file of answers into a teacher's answer to a text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from compress.data.carry_words import WordAnswer, added_up
 from compress.data.columns import USUAL, Columns
 from compress.data.examples import Entity, Example
 from compress.data.fields import label_of
+from compress.data.file_formats import SUFFIXES, looks_like_columns, rows_in, suffix_of
+from compress.data.labelled_files import check_there
+from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
 from compress.data.rows import entities_and_items, labels_of, unlabelled_example
+from compress.data.tags import from_tags
 from compress.data.task import Task
+from compress.data.texts import read_texts
+from serve.errors import BadInput
 from serve.text.labels import OUTSIDE, split_tag
 
 MOST_SUM = 1.001  # of probabilities of one word's tags or one text's classes, which were rounded when they were written
@@ -179,3 +186,42 @@ def _probability(given: object, what: str) -> float:
     if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given <= 1:
         raise ValueError(f"{what} is {given!r}; a probability from 0 to 1 is needed")
     return float(given)
+
+
+def read_asked(path: Path, task: Task, columns: Columns, role: str) -> list[Example]:
+    """The texts of the file that the flag `role` names, without their labels; words with tags are read as the text that they make.
+
+    Raises:
+        BadInput: no such file, another format, or no text in it.
+        BadRows: rows have faults, all of which it lists.
+    """
+    suffix = suffix_of(path)
+    if suffix == ".txt" and task.labels_words and path.is_file() and looks_like_columns(path, tagged=True):
+        suffix = ".conll"
+    if suffix == ".txt":
+        return [Example(text) for text in read_texts(path, columns)]
+    check_there(path)
+    if suffix not in SUFFIXES:
+        raise BadInput(f"{role} {path} does not end in {', '.join(SUFFIXES)} or .txt. Give its texts in one of them.")
+    found: list[Example] = []
+    faults: list[Fault] = []
+    try:
+        for line, row in rows_in(path, suffix, columns, task if suffix == ".conll" else None, faults):
+            try:
+                found.append(_example(row, task, columns))
+            except ValueError as reason:
+                note(faults, Fault(str(path), line, str(reason)))
+    except UnreadableFrom as error:
+        faults += error.faults
+    if faults:
+        raise BadRows(faults)
+    if not found:
+        raise BadInput(f"{role} {path} holds no text. Give a file with one text a row.")
+    return found
+
+
+def _example(row: object, task: Task, columns: Columns) -> Example:
+    if task.labels_words and isinstance(row, dict) and columns.text not in row and columns.tokens in row:
+        tokens = row[columns.tokens]
+        return Example(from_tags(tokens, [OUTSIDE] * len(tokens) if isinstance(tokens, list) else tokens).text)
+    return unlabelled_example(row, columns, alone=task.labels_words)

@@ -34,7 +34,7 @@ class Batch:
     `(batch)`.
 
     The attention mask is 0 for padding, otherwise the number of the token's text within its row, from 1 on: it is 1 unless texts
-    are packed (`compress.data.packing`). Packed inputs have `position_ids`, which begin at 0 in each text.
+    are packed (`compress.data.sampler`). Packed inputs have `position_ids`, which begin at 0 in each text.
     """
 
     inputs: dict[str, Tensor]

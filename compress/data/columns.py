@@ -21,6 +21,7 @@ USUAL_NAMES = {
         "score",
         "rating",
         "stars",
+        "accept",
     ),
     "entities": ("entities", "spans"),
     "tokens": ("tokens", "words", "token", "word", "sentence", "text"),
@@ -70,6 +71,27 @@ class Columns:
             return self.tags
         return "ner_tags" if self.tags == "tags" and "ner_tags" in names else None
 
+    def entities_in(self, row: Mapping[str, object]) -> str | None:
+        """The name that holds the entities of `row`; None if there is none, or words with tags are there.
+
+        With the default name it may be `spans`, as in Prodigy, which writes none where a text has none; or a list `label` of places, as in
+        doccano and Label Studio.
+        """
+        tokens = row.get(self.tokens)
+        of_prodigy = isinstance(tokens, list) and bool(tokens) and isinstance(tokens[0], dict)
+        if self.entities in row or (of_prodigy and self.entities != USUAL.entities):
+            return self.entities
+        if self.entities != USUAL.entities or (self.tokens in row and self.tags_in(row) and not of_prodigy):
+            return None
+        if "spans" in row or of_prodigy:
+            return "spans"
+        lists = (name for name in ("label", "labels") if self.text in row and isinstance(row.get(name), list))
+        return next((name for name in lists if all(isinstance(each, list | dict) for each in row[name])), None)  # type: ignore[attr-defined]
+
+    def has_spans(self, names: Container[str]) -> bool:
+        """Whether entities are in a column `spans` in place of `entities`."""
+        return self.entities == USUAL.entities and "spans" in names and not self.tags_in(names)
+
     def needed(self, names: Sequence[str], task: Task | None) -> list[str]:
         """The fields of `Columns` that rows with `names` need for `task`; without a task, for their text alone."""
         return ["text"] if task is None else task.needed_columns(self, names)
@@ -81,6 +103,7 @@ class Columns:
     def missing(self, names: Sequence[str], task: Task | None) -> list[str]:
         """The needed fields that rows with `names` lack."""
         there = {*names} | ({self.tags} if self.tags_in(names) else set())
+        there |= {self.entities} if self.has_spans(names) else set()
         return [field for field in self.needed(names, task) if getattr(self, field) not in there]
 
     def fault(self, names: Sequence[str], task: Task | None) -> str | None:
@@ -100,6 +123,8 @@ class Columns:
         missing, names = self.missing([*row], task), [*map(str, row)]
         lists = _lists_of_words(row) if "entities" in missing else []
         flags = self._flags(["tokens", "tags"], lists) if lists else self._flags(missing, self._free(names))
+        if advice := advice_on(row):
+            return advice
         lacks = " and no ".join(f"`{getattr(self, field)}`" for field in missing)
         if "entities" in missing:
             lacks = f"`{self.text}` with `{self.entities}`, and no `{self.tokens}` with `{self.tags}`"
@@ -117,6 +142,33 @@ class Columns:
             likely = (name for name in names if name.strip().lower() in USUAL_NAMES.get(field, ()))
             flags.append(f"--{field.replace('_', '-')}-column {next(likely, 'NAME')}")
         return " ".join(flags)
+
+
+def advice_on(row: Mapping[str, object]) -> str:
+    """What is wrong with a row that lacks a field, where it looks like a known format or like a whole file; else empty."""
+    lists = [name for name, value in row.items() if isinstance(value, list) and value and isinstance(value[0], dict)]
+    has_text = any(isinstance(value, str) and " " in value for value in row.values())
+    usual = {name.casefold() for name in row} & {*USUAL_NAMES["label"]}
+    ones = [
+        name for name, value in row.items() if value in (0, 1, "0", "1") and name.casefold() not in ("id", "index", "")
+    ]
+    if {"data", "annotations"} <= row.keys():
+        advice = "is a task of Label Studio; export the project as JSON-MIN, or as CoNLL2003 for words with tags"
+    elif isinstance(row.get("cats"), dict):
+        advice = "has `cats` as spaCy writes them; give `label`, the name of the one that is true, or a list of them"
+    elif {"columns", "data"} <= row.keys():
+        advice = "is a table as pandas' orient='split' writes it; write it by to_json(orient='records', lines=True)"
+    elif row and all(isinstance(value, dict) for value in row.values()):
+        advice = "is one object of objects; give these alone, one a line: jq -c '.[]' FILE > FILE.jsonl"
+    elif lists == ["tokens"]:
+        advice = "has objects in `tokens`; give words as strings, and their tags in a list `tags`, or a `text` with `entities`"
+    elif lists and not has_text:
+        advice = f"has a list `{lists[0]}` of objects; if these are the rows, give them alone: jq -c '.{lists[0]}[]' FILE > FILE.jsonl"
+    elif len(ones) > 1 and not usual:
+        advice = f"has 0 or 1 in {', '.join(ones[:3])}; if these are labels, give one field `label`, a list of the names that are 1"
+    else:
+        advice = ""
+    return advice
 
 
 def _lists_of_words(row: Mapping[str, object]) -> list[str]:

@@ -22,6 +22,14 @@ SHARE = 0.9  # of lines whose first column is a number, from which it holds no w
 # A cell of a column of spans: `(x*` begins one, `*` goes on, `*)` ends it, `(x*)` or `(x)` is one of one word. As in OntoNotes.
 SPAN = re.compile(r"(\([^()*]+)?\*\)?|\([^()*]+\)")
 
+# Names of columns in a header, in small letters, with _ for blanks: of words, of tags of entities, of other tags, and of any column.
+WORDS = re.compile(r"(\w+_)?(words?|tokens?|forms?)(_(form|text|str))?|texts?|sentence")
+ENTITY_TAGS = re.compile(
+    r"(\w+_)?(ner|ne|named_entity|entity|entities|bio|bioes|bilou|iob2?|labels?)(_?(tags?|labels?|types?))?"
+)
+TAGS = re.compile(r"(\w+_)?tags?")
+NAME = re.compile(r"\w+|sentence_#")
+
 Lines = Callable[[], Iterator[str]]
 
 
@@ -41,6 +49,8 @@ class Layout:
     """Whether most lines end in `O` or a tag with a prefix."""
     brackets: bool
     """Whether the last column has spans in brackets, see `SPAN`."""
+    header: str
+    """The line that names the columns, before all others; empty if there is none."""
     fault: str
     """Why words and tags are not in the columns that are read; empty if they may be."""
 
@@ -49,8 +59,8 @@ def conll_rows(path: Path, lines: Lines, columns: Columns, faults: list[Fault]) 
     """The texts of a file of columns, each with the line of its first word: the word is first in a line, its tag last.
 
     Columns are separated by tabs where most lines have some, and otherwise by blanks. A blank line ends a text, and so does
-    `-DOCSTART-`. A line before a text that begins with `#` or `%%` is a comment, unless it is a word with its tag. Tags may be spans in
-    brackets, such as `(x*` and `*)`.
+    `-DOCSTART-`. A line before a text that begins with `#` or `%%` is a comment, unless it is a word with its tag. A line that names the
+    columns is left out, wherever it stands. Tags may be spans in brackets, such as `(x*` and `*)`.
 
     Args:
         path: names the file in faults.
@@ -70,7 +80,7 @@ def conll_rows(path: Path, lines: Lines, columns: Columns, faults: list[Fault]) 
     start, inside = 1, ""
     for number, line in enumerate(chain(lines(), [""]), 1):
         cells = _cells(line, tabs=layout.tabs)
-        if not cells or line.startswith(DOCUMENT):
+        if not cells or line.startswith(DOCUMENT) or line == layout.header:
             if inside:
                 note(
                     faults,
@@ -191,9 +201,14 @@ def layout_of(lines: Lines) -> Layout:
     words = (line for line in lines() if line.strip(BLANKS) and not line.startswith((DOCUMENT, *COMMENTS)))
     with_tabs = Counter("\t" in line.strip(BLANKS) for line in words)
     tabs = with_tabs[True] >= with_tabs[False] and with_tabs[True] > 0
+    header, header_fault = _header_of(lines(), tabs=tabs)
     by_width: dict[int, _Columns] = {}
     for line in lines():
-        if not line.startswith((DOCUMENT, *COMMENTS)) and (cells := _cells(line, tabs=tabs)):
+        if (
+            not (header and line == header)
+            and not line.startswith((DOCUMENT, *COMMENTS))
+            and (cells := _cells(line, tabs=tabs))
+        ):
             by_width.setdefault(len(cells), _Columns()).add(cells)
     width = max(by_width, key=lambda each: by_width[each].lines, default=2)
     most = by_width.get(width, _Columns())
@@ -206,8 +221,29 @@ def layout_of(lines: Lines) -> Layout:
         len(by_width) == 1,
         brackets or 2 * tagged > sum(found.lines for found in by_width.values()),
         brackets,
-        _order_fault(most, width),
+        header,
+        header_fault or _order_fault(most, width),
     )
+
+
+def _header_of(lines: Iterator[str], *, tabs: bool) -> tuple[str, str]:
+    """The line that names the columns, before the first word, and why it puts words or tags elsewhere than it must; both may be empty."""
+    for line in lines:
+        cells = _cells(line, tabs=tabs)
+        names = [re.sub(r"[\s-]+", "_", cell.lstrip("#").strip("\"'").casefold()) for cell in cells]
+        words = [place for place, name in enumerate(names) if WORDS.fullmatch(name)]
+        tags = [place for form in (ENTITY_TAGS, TAGS) for place, name in enumerate(names) if form.fullmatch(name)]
+        if words and tags and all(map(NAME.fullmatch, names)) and not any(map(_is_tag, cells)):
+            at = next((place for place in words if names[place] not in ("text", "sentence")), words[0])
+            last = max((place for place in tags if ENTITY_TAGS.fullmatch(names[place])), default=tags[-1])
+            if at != last:
+                return line, "" if at == 0 and last == len(names) - 1 else (
+                    f"has a header by which words are in column {at + 1} ({names[at]}) of {len(names)} and tags in column {last + 1} "
+                    f"({names[last]}); put the words into the first column, their tags into the last, and a blank line behind each text"
+                )
+        if cells and not line.startswith((DOCUMENT, *COMMENTS)):
+            break
+    return "", ""
 
 
 def _order_fault(found: _Columns, width: int) -> str:

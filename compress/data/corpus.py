@@ -16,8 +16,7 @@ from tokenizers import Tokenizer
 
 from compress.data.batches import Batch, padded
 from compress.data.encoded import IGNORED
-from compress.data.packing import Rows, packed_rows
-from compress.data.sampler import Sampler
+from compress.data.sampler import Rows, Sampler, packed_rows
 from serve.errors import BadInput
 from serve.files import locked, replacing_folder
 

@@ -73,7 +73,7 @@ def _saved_dataset(folder: str) -> Any:
 
     try:
         if (Path(folder) / "dataset_dict.json").is_file():
-            return datasets.load_from_disk(folder)
+            return {name.lower(): split for name, split in datasets.load_from_disk(folder).items()}
         return {each.name.lower(): datasets.load_from_disk(str(each)) for each in _saved_splits(Path(folder))}
     except Exception as error:
         # `datasets` raises any kind of error about the folder: missing files, or files of a later version.

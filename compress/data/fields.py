@@ -13,11 +13,25 @@ LARGEST_NUMBER = 1e30  # a float32 holds it, and a float64 its square
 def text_of(row: dict[str, Any], name: str) -> str:
     """The text in the field `name`. ValueError if there is none; its message says why."""
     text = row[name]
+    if text is None or (isinstance(text, float) and math.isnan(text)):
+        raise ValueError(
+            f"`{name}` is {'null' if text is None else 'NaN'}; a text is needed, so remove rows without one"
+        )
+    if isinstance(text, list | dict):
+        raise ValueError(
+            f"`{name}` is a {type(text).__name__}, not a string; give a row for each text (pandas: to_json(orient='records', lines=True)), "
+            "and join words by spaces"
+        )
     if not isinstance(text, str):
         raise ValueError(f"`{name}` is {type(text).__name__}, not a string")
-    if not text.strip():
+    if is_blank(text):
         raise ValueError(f"`{name}` is empty")
     return checked(text, name)
+
+
+def is_blank(text: str) -> bool:
+    """Whether nothing can be seen of a text."""
+    return all(character.isspace() or character in UNSEEN for character in text)
 
 
 def pair_of(row: dict[str, Any], name: str) -> str | None:
@@ -33,11 +47,17 @@ def label_of(given: object, name: str, needed: str = "a non-empty string is need
 
     Space around a label is a fault: it is invisible, and would make a second label with the same spelling.
     """
+    if isinstance(given, float) and math.isnan(given):
+        raise ValueError(f"`{name}` holds NaN; {needed}")
+    if isinstance(given, dict):
+        raise ValueError(
+            f"`{name}` holds {given!r:.80}; {needed}. Give the best label here, and probabilities by --teacher-labels"
+        )
     if type(given) is int or type(given) is float:
         raise ValueError(
             f"`{name}` holds a number, but the file has no names for class numbers; write the label as a string"
         )
-    if not isinstance(given, str) or not given.strip(UNSEEN):
+    if not isinstance(given, str) or is_blank(given):
         raise ValueError(f"`{name}` holds {given!r}; {needed}")
     if given != given.strip():
         raise ValueError(f"`{name}` holds {given!r}, which begins or ends with space; remove the space")

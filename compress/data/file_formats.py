@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from compress.data.class_names import class_names, with_class_names
-from compress.data.columns import Columns
+from compress.data.columns import Columns, advice_on
 from compress.data.conll import conll_rows, layout_of
 from compress.data.fields import MOST_CHARACTERS
 from compress.data.row_faults import Fault, UnreadableFrom, note
-from compress.data.tables import SEPARATORS, TableRow, swallows, table_rows
+from compress.data.tables import SEPARATORS, TableRow, column_names, swallows, table_rows
 from compress.data.task import Task
 from serve.errors import BadInput
 from serve.wording import counted
@@ -27,7 +27,32 @@ SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".conll")
 MOST_ARRAY_BYTES = 2**30  # of a JSON array, which is read whole, since it has no lines to split it at
 MOST_LINE_BYTES = 8 * MOST_CHARACTERS  # a character of JSON may take six bytes: \u00e9
 TOO_LONG = f"is longer than {MOST_CHARACTERS:,} characters, the most that are allowed; split it"
+FIRST_ROWS = 5  # of a table, among which its header is looked for
+FIRST_BYTES = 512  # of a file, from which its format is told
+SAVE_AS_UTF8 = "save the file as UTF-8, such as by `iconv -f CP1252 -t UTF-8` if it comes from Windows"
 BLANK = re.compile(r"[ \t\r\n]*")
+# What files of other formats begin with, and what to do with them.
+BEGINNINGS = {
+    b"PK\x03\x04": "a zip archive, as .xlsx, .docx and .npz files are; unpack it, or save the table as CSV",
+    b"\xd0\xcf\x11\xe0": "a file of Excel or Word; save the table as CSV",
+    b"\x1f\x8b": "packed with gzip; let its name end in .gz, once for each time that it was packed",
+    b"BZh": "packed with bzip2; unpack it by `bunzip2`",
+    b"\xfd7zXZ\x00": "packed with xz; unpack it by `unxz`",
+    b"\x28\xb5\x2f\xfd": "packed with zstd; unpack it by `unzstd`",
+    b"7z\xbc\xaf": "a 7z archive; unpack it",
+    b"Rar!": "a RAR archive; unpack it",
+    b"PAR1\x15": "parquet; let its name end in .parquet, without .gz",
+    b"ARROW1": "an Arrow file; write it as parquet",
+    b"\xff\xff\xff\xff": "an Arrow stream; write it as parquet",
+    b"Obj\x01": "Avro; write it as JSON lines or parquet",
+    b"SQLite format 3\0": "a database of SQLite; write the table as CSV or JSON lines",
+    b"\x89HDF": "HDF5; write it as JSON lines or parquet",
+    b"\x93NUMPY": "an array of numpy; write it as JSON lines or parquet",
+    b"%PDF-": "a PDF; write its text into JSON lines",
+    b"\x89PNG": "a picture, and no text",
+    b"version https://git-lfs.": "a pointer of Git LFS, and not the file that it stands for; fetch that by `git lfs pull`",
+    b"#FORMAT=WebAnno TSV": "WebAnno TSV of INCEpTION; export the documents as CoNLL 2002, and let their names end in .conll",
+}
 SAME = {".ndjson": ".jsonl", ".jsonlines": ".jsonl", ".bio": ".conll", ".iob": ".conll", ".iob2": ".conll"}
 
 
@@ -43,7 +68,7 @@ def _is_packed(path: Path) -> bool:
 
 @contextmanager
 def _opened(path: Path) -> "Iterator[io.BufferedReader[Any]]":
-    """The bytes of a file, unpacked if it ends in `.gz`. UnreadableFrom where these are damaged."""
+    """The bytes of a file, unpacked if it ends in `.gz`. UnreadableFrom where these are damaged or cannot be read."""
     try:
         with path.open("rb") as file:
             if _is_packed(path):
@@ -52,14 +77,41 @@ def _opened(path: Path) -> "Iterator[io.BufferedReader[Any]]":
             else:
                 yield file
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UnreadableFrom([Fault(str(path), None, f"is damaged or incomplete: {error}")]) from None
+        raise UnreadableFrom([Fault(str(path), None, packing_fault(error))]) from None
+    except OSError as error:
+        reason = f"cannot be read ({error.strerror or error}); allow it to be read, or give another file"
+        raise UnreadableFrom([Fault(str(path), None, reason)]) from None
 
 
-def encoding_fault(beginning: bytes) -> str | None:
-    """Why a file with these first bytes is no UTF-8, if they show that it is UTF-16; None otherwise."""
-    marks = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    if beginning.startswith(marks) or (len(beginning) > 1 and (beginning[0] == 0) is not (beginning[1] == 0)):
-        return "is UTF-16 text; save the file as UTF-8, such as by `iconv -f UTF-16 -t UTF-8`"
+def packing_fault(error: Exception) -> str:
+    """Why a file that ends in .gz cannot be unpacked."""
+    remedy = "let its name end in .gz only if it is packed with gzip, and fetch or pack it again if it is"
+    return f"is damaged or incomplete: {error}; {remedy}"
+
+
+def format_fault(beginning: bytes, suffix: str = "") -> str | None:
+    """Why a file with these first bytes is no UTF-8, or in another format than its name says, if they show it; None otherwise.
+
+    A text in `.txt` may begin like HTML. A pickle begins with its protocol, and text in UTF-16 or UTF-32 without a mark with a letter of
+    ASCII.
+    """
+    there = beginning.removeprefix(codecs.BOM_UTF8).lstrip()
+    for begins, form in BEGINNINGS.items():
+        if (beginning.startswith(begins) or there.startswith(begins)) and not (
+            suffix == ".parquet" and begins[:4] == b"PAR1"
+        ):
+            return f"is {form}"
+    if beginning[:1] == b"\x80" and beginning[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        return "is a pickle of Python; write it as JSON lines or parquet"
+    if suffix != ".txt" and re.match(rb"<(!doctype html|html|\?xml)\b", there, re.IGNORECASE):
+        return "is HTML or XML, such as the page of a failed download; give JSON lines, CSV, TSV or parquet"
+    if beginning[257:262] == b"ustar":
+        return "is a tar archive; unpack it"
+    if wide := re.match(
+        rb"(\xff\xfe\0\0|\0\0\xfe\xff|[^\0]\0{3}|\0{3}[^\0])|[^\0]\0|\0[^\0]|\xff\xfe|\xfe\xff", beginning
+    ):
+        kind = "UTF-32" if wide[1] else "UTF-16"
+        return f"is {kind} text; save the file as UTF-8, such as by `iconv -f {kind} -t UTF-8`"
     return None
 
 
@@ -80,7 +132,7 @@ def rows_in(
         return _parquet_rows(path, columns, task, faults)
     if suffix in SEPARATORS:
         return _table_rows(path, columns, task, faults)
-    if suffix == ".json" and task and task.has_contexts and _begins_with(path) == b"{":
+    if suffix == ".json" and task and task.has_contexts and _begins_with(path)[:1] == b"{":
         nested = squad_rows(path, columns, faults)
         if nested is not None:
             return nested
@@ -88,9 +140,10 @@ def rows_in(
 
 
 def _json_rows(path: Path, faults: list[Fault], *, arrays: bool) -> Iterator[tuple[int, object]]:
-    """One value a line; with `arrays`, the values of the array if the file begins with a bracket."""
-    if arrays and _begins_with(path) == b"[":
-        yield from _array_rows(path, faults)
+    """One value a line; or values of several lines, or those of an array, which with `arrays` every file is that begins with a bracket."""
+    begins = _begins_with(path)
+    if begins[:1] == b"[" if arrays else begins in (b"[{", b"[["):
+        yield from _held_rows(path, faults, in_array=True)
         return
     first = True
     for number, line in enumerate(lines_in(path), 1):
@@ -99,6 +152,11 @@ def _json_rows(path: Path, faults: list[Fault], *, arrays: bool) -> Iterator[tup
         try:
             yield number, json.loads(line)
         except (ValueError, RecursionError) as error:
+            if (
+                first and begins[:1] == b"{" and getattr(error, "pos", 0) >= len(line.rstrip())
+            ):  # it goes on in the next line
+                yield from _held_rows(path, faults, in_array=False)
+                return
             reason = f"is not JSON ({_why(error)})"
             if arrays and first:
                 faults.append(
@@ -139,18 +197,19 @@ def squad_rows(path: Path, columns: Columns, faults: list[Fault]) -> Iterator[tu
     return iter(rows)
 
 
-def _array_rows(path: Path, faults: list[Fault]) -> Iterator[tuple[int, object]]:
-    """The values of the file's array, each with the line on which it begins. The whole text is held in memory."""
+def _held_rows(path: Path, faults: list[Fault], *, in_array: bool) -> Iterator[tuple[int, object]]:
+    """The values of the file, or of its array, each with the line on which it begins. The whole text is held in memory."""
     if _is_larger(path, MOST_ARRAY_BYTES):
+        what, parts = ("is an array", "[]") if in_array else ("has objects of several lines and is", "")
         reason = (
-            f"is an array of over {MOST_ARRAY_BYTES:,} bytes, the most that are held; give JSON lines, which may have any size: "
-            f"jq -c '.[]' {path.name} > {path.with_suffix('.jsonl').name}"
+            f"{what} of over {MOST_ARRAY_BYTES:,} bytes, the most that are held; give JSON lines, which may have any size: "
+            f"jq -c '.{parts}' {path.name} > {path.with_suffix('.jsonl').name}"
         )
         faults.append(Fault(str(path), None, reason))
         return
     text = "\n".join(lines_in(path, MOST_ARRAY_BYTES + 1))
     decode = json.JSONDecoder().raw_decode
-    end = text.index("[") + 1
+    end = text.index("[") + 1 if in_array else 0
     line = 1 + text.count("\n", 0, end)
     begins = _past_blank(text, end)
     try:
@@ -161,23 +220,28 @@ def _array_rows(path: Path, faults: list[Fault]) -> Iterator[tuple[int, object]]
             yield line, value
             line += text.count("\n", begins, end)
             behind = _past_blank(text, end)
-            more = text[behind : behind + 1] == ","
-            if not more and text[behind : behind + 1] != "]":
+            comma = text[behind : behind + 1] == ","
+            if in_array and not comma and text[behind : behind + 1] != "]":
                 raise json.JSONDecodeError("Expecting ',' or ']'", text, behind)
-            begins = _past_blank(text, behind + 1)
+            begins = _past_blank(text, behind + 1) if in_array or comma else behind
+            more = comma if in_array else begins < len(text)
+            if in_array and not more and begins < len(text):
+                raise json.JSONDecodeError(
+                    "The array ends before this; give one array, or one object a line", text, begins
+                )
     except (ValueError, RecursionError) as error:
         at = getattr(error, "lineno", line)
         faults.append(Fault(str(path), at, f"is not JSON from here on ({_why(error)})"))
 
 
 def _begins_with(path: Path) -> bytes:
-    """The first byte of the file that is not a blank or part of a byte order mark."""
+    """The first two bytes of the file that are not blanks or parts of a byte order mark."""
     with _opened(path) as file:
         if file.peek(3).startswith(codecs.BOM_UTF8):
             file.seek(3)
         for piece in iter(partial(file.read, 1 << 16), b""):
-            if there := piece.strip(b" \t\r\n"):
-                return there[:1]
+            if there := b"".join(piece.split()):
+                return there[:2]
     return b""
 
 
@@ -196,7 +260,20 @@ def _past_blank(text: str, at: int) -> int:
 
 def _why(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} at column {error.colno}"
+        before, there = error.doc[: error.pos].rstrip()[-1:], error.doc[error.pos :].lstrip()[:1]
+        hints = {
+            "a comma is behind the object; remove it": error.msg == "Extra data" and there == ",",
+            "give one object a line": error.msg == "Extra data",
+            "write a tab as \\t and a line break as \\n": error.msg.startswith("Invalid control"),
+            "close the text, and write a line break in it as \\n": error.msg.startswith("Unterminated"),
+            "remove the comma before it": before == "," and there in ("]", "}"),
+            "JSON has no comments; remove it": there in ("#", "/"),
+            "names and texts need double quotes": there == "'"
+            or (error.msg.startswith("Expecting property") and there.isalpha()),
+            "write null, true or false": there in ("N", "T", "F"),
+        }
+        hint = next((hint for hint, holds in hints.items() if there and holds), "")
+        return f"{error.msg} at column {error.colno}{hint and f'; {hint}'}"
     return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
@@ -205,6 +282,13 @@ def _parquet_rows(path: Path, columns: Columns, task: Task | None, faults: list[
 
     if _is_packed(path):
         raise BadInput(f"{path} is parquet, which is read from its end and not unpacked. Give it without gzip.")
+    with _opened(path) as opened:
+        beginning = opened.read(FIRST_BYTES)
+    if not beginning.startswith(b"PAR1"):
+        known = (
+            format_fault(beginning) or "is not a parquet file, which begins with PAR1; give it the suffix of its format"
+        )
+        raise BadInput(f"{path} {known}.")
     try:
         with parquet.ParquetFile(path) as file:
             schema = file.schema_arrow
@@ -221,16 +305,16 @@ def _parquet_rows(path: Path, columns: Columns, task: Task | None, faults: list[
                 except ValueError as wrong:
                     note(faults, Fault(str(path), number, str(wrong)))
     except (OSError, ValueError) as error:
-        raise BadInput(f"{path} is not a parquet file: {error}") from None
+        raise BadInput(f"{path} is damaged or incomplete: {error}. Fetch or write it again.") from None
 
 
 def _table_rows(path: Path, columns: Columns, task: Task | None, faults: list[Fault]) -> Iterator[tuple[int, object]]:
     """The rows of a table, each with the line on which it begins; a quoted cell may have several lines."""
+    for _ in lines_in(path):  # raises where the file is not UTF-8
+        pass
     if task and task.table_fault:
         faults.append(Fault(str(path), None, task.table_fault))
         return
-    for _ in lines_in(path):  # raises where the file is not UTF-8
-        pass
     separator, header, fault = _header(path, columns, task)
     if lacking := fault or (columns.fault(header, task) if header else None):
         faults.append(Fault(str(path), 1 if fault else None, lacking))
@@ -248,6 +332,8 @@ def _table_rows(path: Path, columns: Columns, task: Task | None, faults: list[Fa
                 note(faults, Fault(str(path), line, row.fault))
             elif not row.cells or first:  # blank lines are skipped
                 first = first and not row.cells
+            elif column_names(row.cells) == header:
+                note(faults, Fault(str(path), line, "names the columns again; remove the line"))
             elif fewest <= len(row.cells) <= len(header):
                 cells = dict(zip(header, row.cells, strict=False))
                 labels.add(cells.get(columns.label, ""))
@@ -255,7 +341,7 @@ def _table_rows(path: Path, columns: Columns, task: Task | None, faults: list[Fa
                     doubtful.append((line, row.lines, row.within[header.index(columns.label)]))
                 yield line, cells
             else:
-                note(faults, Fault(str(path), line, _wrong_width(row.cells, header)))
+                note(faults, Fault(str(path), line, _wrong_width(row.cells, header, separator)))
     labels.discard("")
     for line, count, within in (each for each in doubtful if not labels.isdisjoint(each[2])):
         note(faults, Fault(str(path), line, swallows(count, 1 + len(within))))
@@ -270,12 +356,22 @@ def _header(path: Path, columns: Columns, task: Task | None) -> tuple[str, list[
     found: list[tuple[str, list[str], str | None]] = []
     for separator in SEPARATORS[suffix_of(path)]:
         with _opened_text(path) as lines:
-            row = next((row for row in table_rows(lines, separator) if row.cells or row.fault), TableRow([], 0))
-        names = [name.strip() for name in row.cells]
+            first = [row for row in islice(table_rows(lines, separator), FIRST_ROWS) if row.cells or row.fault]
+        row, *below = first or [TableRow([], 0)]
+        names = column_names(row.cells)
         if names and not columns.missing(names, task):
             return separator, names, None
-        found.append((separator, names, row.fault))
-    return max(found, key=lambda each: len(each[1]))
+        fault = row.fault
+        if any(each.cells and not columns.missing(column_names(each.cells), task) for each in below):
+            return (
+                separator,
+                names,
+                "is no header, and a line below names the needed columns; remove what is above that line",
+            )
+        if below and not fault:
+            fault = advice_on(dict(zip(names, below[0].cells, strict=False))) or None
+        found.append((separator, names, fault))
+    return max(found, key=lambda each: len(each[1]) or 1.5)  # a fault, rather than a line that is one name
 
 
 @contextmanager
@@ -285,9 +381,13 @@ def _opened_text(path: Path) -> Iterator[Iterator[str]]:
         yield text
 
 
-def _wrong_width(cells: Sequence[str], header: Sequence[str]) -> str:
+def _wrong_width(cells: Sequence[str], header: Sequence[str], separator: str) -> str:
     fields = counted(len(cells), "field")
-    quote = "; quote texts that hold the separator" if len(cells) > len(header) else ""
+    quote = '; quote texts that hold the separator (by ")' if len(cells) > len(header) else ""
+    if len(cells) == len(header) + 1:
+        quote += ", or name the column in front, if it is an index"
+    elif len(cells) == 1 and separator in cells[0]:
+        quote = "; quote each text, and not the whole line"
     return f"has {fields}, but the header has {len(header)}{quote}"
 
 
@@ -306,8 +406,8 @@ def lines_in(path: Path, most: int | None = None) -> Iterator[str]:
         UnreadableFrom: at the first line that is not UTF-8 or too long.
     """
     with _opened(path) as file:
-        beginning = file.peek(3)
-        if fault := encoding_fault(beginning):
+        beginning = file.peek(FIRST_BYTES)
+        if fault := format_fault(beginning[:FIRST_BYTES], suffix_of(path)):
             raise UnreadableFrom([Fault(str(path), None, fault)])
         if beginning.startswith(codecs.BOM_UTF8):
             file.seek(3)
@@ -316,8 +416,13 @@ def lines_in(path: Path, most: int | None = None) -> Iterator[str]:
             if len(line) == most:
                 raise UnreadableFrom([Fault(str(path), number, TOO_LONG)])
             try:
-                yield line.removesuffix(b"\n").decode()
+                text = line.removesuffix(b"\n").decode()
             except UnicodeDecodeError as error:
                 at = file.tell() - len(line) + error.start
-                reason = f"is not UTF-8 text (byte {at} of the file); save the file as UTF-8"
+                reason = f"is not UTF-8 text (byte {at} of the file); {SAVE_AS_UTF8}"
                 raise UnreadableFrom([Fault(str(path), number, reason)]) from None
+            if b"\0" in line:
+                at = file.tell() - len(line) + line.index(b"\0")
+                reason = f"holds a byte 0 (byte {at} of the file), which no text has; the file is damaged, or is UTF-16 or no text"
+                raise UnreadableFrom([Fault(str(path), number, reason)])
+            yield text

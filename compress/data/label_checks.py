@@ -18,6 +18,7 @@ SHOWN = 3
 LIST = re.compile(r"""\[(?:\s*|.*['",].*|[\d\s.]+)\]|[({].*['"].*[)}]""", re.DOTALL)
 SEPARATOR = re.compile(r"[,;|]")
 NUMBER = re.compile(r"[+-]?\d{1,15}(?:\.\d{0,15})?")
+NO_VALUE = ("nan", "null", "<na>", "#n/a", "undefined", "\\n")
 TAG = re.compile(r"([BIESLU])[-_](.+)", re.DOTALL | re.IGNORECASE)
 
 
@@ -40,7 +41,7 @@ def label_warnings(splits: Splits, task: Task) -> list[str]:
 
 def spelling_warnings(examples: Sequence[Example], counts: Counter[str], of_tags: Sequence[str] = ()) -> list[str]:
     """Warnings about the spelling of labels, of which there are `counts`, those `of_tags`, and about texts with two labels."""
-    return [*_alike(counts), *_several_in_one(counts), *of_tags, *_contradictions(examples)]
+    return [*_alike(counts), *_several_in_one(counts), *_missing(counts), *of_tags, *_contradictions(examples)]
 
 
 def outside_warning(where: str, named: str) -> list[str]:
@@ -71,7 +72,7 @@ def _alike(counts: Counter[str]) -> list[str]:
     if spelt:
         found.append(
             "Some labels differ only in capitals, blanks or dashes, and are learned as different labels: "
-            f"{_listed(spelt, counts, str)}."
+            f"{_listed(spelt, counts, lambda label: label if label.isprintable() else ascii(label))}."
         )
     if same:
         found.append(
@@ -124,6 +125,16 @@ def _several_in_one(counts: Counter[str]) -> list[str]:
     ]
 
 
+def _missing(counts: Counter[str]) -> list[str]:
+    """A warning about labels that programs write where a value is missing."""
+    found = sorted(label for label in counts if label.lower() in NO_VALUE or label == "None")
+    if not found:
+        return []
+    return [
+        f"Some labels are what programs write where there is none, and each is learned as a label: {some(found)}. Remove these rows."
+    ]
+
+
 def prefix_warnings(counts: Counter[str]) -> list[str]:
     """A warning about labels of entities that are tags: one label with several prefixes, or all with B-."""
     tags = {label: match for label in counts if (match := TAG.fullmatch(label))}
@@ -132,7 +143,13 @@ def prefix_warnings(counts: Counter[str]) -> list[str]:
     odd = [
         label for label, match in tags.items() if match[2] in begun and (prefixes[match[2]] > 1 or match[2] in counts)
     ]
-    if not odd and tags and all(label.startswith(("B-", "B_")) for label in counts):
+    letters = {match[1].upper() for match in tags.values()}
+    if (
+        not odd
+        and len(tags) == len(counts)
+        and letters in ({"B"}, {"I"})
+        and (tags.keys() - {*map(str.lower, tags)} or len(tags) > 1)
+    ):
         odd = [*tags]
     if not odd:
         return []

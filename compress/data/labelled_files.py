@@ -1,5 +1,7 @@
 """The examples of one labelled file, with their lines and the faults of its rows."""
 
+import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +16,15 @@ from compress.data.task import Task
 from serve.errors import BadInput
 from serve.wording import counted, one_of
 
+# Words as a tokenizer cuts them, and what it adds; and words as multilingual WikiANN and PAN-X write them: en:Oslo.
+LANGUAGES = "begin with a language, as most words of their texts do (remove it)"
+ODD_WORDS = {
+    "are pieces or signs of a tokenizer (join pieces to words, and leave signs out)": re.compile(
+        r"##\w.*|[▁Ġ].+|.+(@@|</w>)|\[(CLS|SEP|PAD|MASK)\]|</?s>"
+    ),
+    LANGUAGES: re.compile(r"([a-z]{2,3}|simple)(-[a-z]{1,12})*:\S+", re.IGNORECASE),
+}
+ENTITIES_AS_JSON = 'Write a line {"text": ..., "entities": [{"start": ..., "end": ..., "label": ...}]} for each text into a .jsonl file.'
 # The field in which Prodigy writes what a person said of a row, and the words for one that is no gold.
 VERDICT, REJECTED = "answer", ("reject", "ignore")
 
@@ -30,6 +41,9 @@ class LabelledFile:
     lines: list[int | None] = field(default_factory=list)
     rejected: int = 0
     """Rows that a person rejected or ignored, which are left out."""
+    words: Counter[str] = field(default_factory=Counter)
+    """How many words rows of words have, and of these how many are odd in which way, one of `ODD_WORDS`."""
+    first_odd: dict[str, str] = field(default_factory=dict)
     tags: TagRows = field(init=False)
 
     def __post_init__(self) -> None:
@@ -46,8 +60,25 @@ class LabelledFile:
             note(self.faults, Fault(self.file, line, str(reason)))
             return
         self.lines.append(line)
-        if self.task.labels_words and isinstance(row, dict) and self.columns.entities not in row:
+        if self.examples[-1].blanks_in_words is not None and isinstance(row, dict):  # it was read from words
             self.tags.add(line, row[self.columns.tags_in(row)])
+            self._add_words(row[self.columns.tokens])
+
+    def _add_words(self, words: Sequence[str]) -> None:
+        self.words[""] += len(words)
+        for kind, form in ODD_WORDS.items():
+            odd = [*filter(form.fullmatch, words)]
+            if odd and (kind != LANGUAGES or 2 * len(odd) > len(words)):
+                self.words[kind] += len(odd)
+                self.first_odd.setdefault(kind, odd[0])
+
+    def odd_words(self, *, most: bool) -> list[str]:
+        """What is odd about words of the file: of each kind that more than half of its words are, or else of the others."""
+        return [
+            f"has {self.words[kind]} of {counted(self.words[''], 'word')} that {kind}, such as {first!r}"
+            for kind, first in self.first_odd.items()
+            if (2 * self.words[kind] > self.words[""]) is most
+        ]
 
     def _uses(self, name: str) -> bool:
         return name in [getattr(self.columns, each) for each in self.task.columns]
@@ -55,10 +86,11 @@ class LabelledFile:
     @property
     def notes(self) -> list[str]:
         """What was left out of the file, one sentence each."""
+        said = [f"{self.file} {odd}." for odd in self.odd_words(most=False)]
         if not self.rejected:
-            return []
+            return said
         rows = counted(self.rejected, f"row of {self.file} was", f"rows of {self.file} were")
-        return [f"{rows} left out: `{VERDICT}` is {' or '.join(REJECTED)} there."]
+        return [f"{rows} left out: `{VERDICT}` is {' or '.join(REJECTED)} there.", *said]
 
 
 def read_examples(
@@ -113,6 +145,8 @@ def read_file(path: Path, task: Task, columns: Columns) -> LabelledFile:
 
 def _read_into(reader: LabelledFile, path: Path) -> None:
     suffix = suffix_of(path)
+    if suffix == ".txt" and path.with_suffix(".ann").is_file():
+        raise BadInput(f"{path} is a text of brat, with its entities in the .ann file beside it. {ENTITIES_AS_JSON}")
     if suffix == ".txt" and reader.task.labels_words and looks_like_columns(path):
         suffix = ".conll"
     if suffix in SUFFIXES:
@@ -133,6 +167,7 @@ def read_names(readers: Sequence[LabelledFile]) -> None:
 def faults_of(readers: Sequence[LabelledFile]) -> list[Fault]:
     """The faults of the rows of these files, and those between rows: two kinds of labels, two schemes of tags."""
     faults = [fault for reader in readers for fault in reader.faults]
+    faults += [Fault(reader.file, None, odd) for reader in readers for odd in reader.odd_words(most=True)]
     faults += scheme_faults([reader.tags for reader in readers])
     faults += _mixed(readers, lambda row: isinstance(row.label, tuple), "`label` is a list", "one string")
     return faults + _mixed(

@@ -13,6 +13,13 @@ from compress.data.tags import from_tags
 from compress.data.task import Task
 from serve.text.entity_markers import MARKERS
 
+# The fields of an entity by the names that Prodigy, spaCy, doccano, Rasa, Label Studio and transformers give them.
+PLACE_NAMES = (
+    ("start", "start_offset", "start_char", "begin"),
+    ("end", "end_offset", "end_char"),
+    ("label", "labels", "entity_group", "type", "entity"),
+)
+OWN_TEXTS = ("text", "word", "value", "mention", "surface", "surface_form", "entity_text", "span", "phrase", "name")
 LANGUAGE = "language"  # the column that names a row's language
 
 
@@ -22,9 +29,18 @@ def example_of(row: object, task: Task, columns: Columns = USUAL) -> Example:
     Raises:
         ValueError: the row has a fault; the message describes it.
     """
-    if not isinstance(row, dict):
-        raise ValueError(f"is {type(row).__name__}, not an object with fields")
+    row = _object(row, columns)
     return _in_language(task.example_of(row, columns), row)
+
+
+def _object(row: object, columns: Columns) -> dict[str, Any]:
+    """`row` as an object; spaCy's pair of a text and an object of its labels is read as one. ValueError if it is neither."""
+    if isinstance(row, list) and [*map(type, row)] == [str, dict]:
+        return {columns.text: row[0], **row[1]}
+    if not isinstance(row, dict):
+        twice = "; it was written as JSON twice" if isinstance(row, str) and row.startswith("{") else ""
+        raise ValueError(f"is {type(row).__name__}, not an object with fields{twice}")
+    return row
 
 
 def _in_language(example: Example, row: dict[str, Any]) -> Example:
@@ -39,8 +55,8 @@ def unlabelled_example(row: object, columns: Columns = USUAL, *, alone: bool = F
     Raises:
         ValueError: the row has a fault; the message describes it.
     """
+    row = _object(row, columns)
     text, pair = texts_of(row, columns, pairs=not alone)
-    assert isinstance(row, dict)
     given = [row.get("head"), row.get("tail")]
     if alone or (None in given and not any(isinstance(place, dict) for place in given)):
         return Example(text, pair)
@@ -122,8 +138,7 @@ def texts_of(row: object, columns: Columns, *, pairs: bool) -> tuple[str, str | 
     Raises:
         ValueError: the row has a fault; the message describes it.
     """
-    if not isinstance(row, dict):
-        raise ValueError(f"is {type(row).__name__}, not an object with fields")
+    row = _object(row, columns)
     if columns.text not in row:
         raise ValueError(columns.fault_of_row(row, None))
     return text_of(row, columns.text), pair_of(row, columns.text_pair) if pairs else None
@@ -171,14 +186,17 @@ def labels_of(given: object, name: str) -> str | tuple[str, ...]:
 
 def entities_example(row: dict[str, Any], columns: Columns, task: Task) -> Example:
     """The text of a row with its entities, or its words with their tags. ValueError describes the fault of a row."""
-    if columns.entities not in row:
+    name = columns.entities_in(row)
+    if name is None:
         tags = columns.tags_in(row)
         if columns.tokens in row and tags is not None:
             return from_tags(row[columns.tokens], row[tags], (columns.tokens, tags))
-    if columns.text not in row or columns.entities not in row:
+    if columns.text not in row or name is None:
         raise ValueError(columns.fault_of_row(row, task))
     text = text_of(row, columns.text)
-    found = entities_and_items(row[columns.entities], text, columns.entities)
+    # Prodigy writes no `spans` where a text has none, and a table of its rows null.
+    given = [] if row.get(name) is None and (name == "spans" or name not in row) else row[name]
+    found = entities_and_items(given, text, name)
     return Example(text, entities=tuple(entity for entity, _ in found))
 
 
@@ -207,19 +225,29 @@ def _entity_items(given: object, name: str) -> list[object]:
             f"`{name}` is one object; `start`, `end` and `label` are lists of equal length in it, or `{name}` is a list of such objects"
         )
     if not isinstance(given, list):
+        twice = "; it was written as JSON twice" if isinstance(given, str) and given[:1] in "[{" else ""
         raise ValueError(
-            f"`{name}` is {type(given).__name__}, not a list; a list of objects with `start`, `end` and `label` is needed"
+            f"`{name}` is {type(given).__name__}, not a list; a list of objects with `start`, `end` and `label` is needed{twice}"
         )
     return given
 
 
 def _entity(item: object, text: str) -> tuple[Entity, dict[str, Any]]:
-    if not isinstance(item, dict) or not {"start", "end", "label"} <= item.keys():
+    if isinstance(item, list) and [*map(type, item)] in (
+        [int, int, str],
+        [int, int, str, str],
+    ):  # as spaCy and doccano write entities
+        item = dict(zip(("start", "end", "label", "text"), item, strict=False))
+    named = (
+        [next((name for name in names if name in item), "") for names in PLACE_NAMES] if isinstance(item, dict) else []
+    )
+    if not isinstance(item, dict) or "" in named or not named:
         raise ValueError(f"entity {item!r} is not an object with `start`, `end`, `label`")
-    start, end = item["start"], item["end"]
+    start, end, given = (item[name] for name in named)
     if type(start) is not int or type(end) is not int:
         raise ValueError(f"entity {item!r}: `start` and `end` are whole numbers")
-    label = label_of(item["label"], "label")
+    # Label Studio writes a list of labels.
+    label = label_of(given[0] if isinstance(given, list) and len(given) == 1 else given, named[2])
     if fault := _fault_of_place(start, end, item, text):
         raise ValueError(f"entity {label} {fault}")
     there = text[start:end]
@@ -228,11 +256,16 @@ def _entity(item: object, text: str) -> tuple[Entity, dict[str, Any]]:
 
 def _fault_of_place(start: int, end: int, given: Mapping[str, Any], text: str) -> str | None:
     """Why start..end is no part of the `text`, or not the `text` that the object `given` has itself; None if it is."""
-    own = given.get("text")
-    if isinstance(own, str) and own.strip() and 0 <= start <= end and not _alike(own, text[start:end]):
+    for name in OWN_TEXTS:
+        own = given.get(name)
+        if not isinstance(own, str) or not own.strip() or not 0 <= start <= end or _alike(own, text[start:end]):
+            continue
+        guess = _guess(start, end, own, text)
+        if name != "text" and not guess and own not in text:
+            continue  # a normal form, such as a number without blanks
         return (
-            f"at {start}..{end} is {text[start:end]!r:.60}, but its own `text` is {own!r:.60}; "
-            f"{_guess(start, end, own, text)}offsets count code points from 0, and `end` is exclusive"
+            f"at {start}..{end} is {text[start:end]!r:.60}, but its own `{name}` is {own!r:.60}; "
+            f"{guess}offsets count code points from 0, and `end` is exclusive"
         )
     if not 0 <= start < end:
         return f"is at {start}..{end}: 0 <= start < end is needed"

@@ -21,7 +21,7 @@ from compress.data.examples import (
     is_multi_label,
 )
 from compress.data.file_formats import SUFFIXES, suffix_of
-from compress.data.labelled_files import LabelledFile, faults_of, no_rows, read_file, read_names
+from compress.data.labelled_files import ENTITIES_AS_JSON, LabelledFile, faults_of, no_rows, read_file, read_names
 from compress.data.row_faults import BadRows
 from compress.data.task import Task
 from compress.data.teacher_labels import Held, TeacherLabels
@@ -78,7 +78,8 @@ def read_splits(
     needed = ("test",) if train_from else ("train", "test")
     for name in needed:
         if name not in readers:
-            remedy = f"It has {_some(names)}; give one that name." if saved else f"{_add(name)}{what_is_in(folder)}"
+            divide = "give one that name, or divide one by train_test_split"
+            remedy = f"It has {_some(names)}; {divide}." if saved else f"{_add(name)}{what_is_in(folder)}"
             raise BadInput(f"--data {data} has no {name} split (found: {', '.join(readers) or 'no split'}). {remedy}")
     found = {name: [example for reader in parts for example in reader.examples] for name, parts in readers.items()}
     answered = train_from is not None and "train" not in found
@@ -214,6 +215,8 @@ def what_is_in(folder: Path) -> str:
         return ""
     within = [each for each in other if each.is_dir() and _split_files_if_any(each, "train")]
     hint = f" Give --data {within[0]}, which has splits." if within else ""
+    if {each.suffix for each in other} & {".ann", ".spacy"}:
+        hint = f" Files of brat and spaCy are not read. {ENTITIES_AS_JSON}"
     names = _some([each.name + "/" * each.is_dir() for each in other])
     return f" It holds {names}, which {'are' if other[1:] else 'is'} no split that is read.{hint}"
 

@@ -9,9 +9,12 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from compress.data.fields import MOST_CHARACTERS
+from compress.data.fields import MOST_CHARACTERS, UNSEEN
 
-SEPARATORS = {".csv": ",;\t", ".tsv": "\t;,"}  # the usual one first
+SEPARATORS = {".csv": ",;\t|", ".tsv": "\t;,|"}  # the usual one first
+BLANK_BEFORE_QUOTE = (
+    "has a blank between a separator and a quote, so that the quote does not open a cell; remove these blanks"
+)
 LINE_END = re.compile(r"[\r\n]+")
 DOUBLE_IT = (
     'within a quoted cell write a quote as two (""), and not as \\"; put a text that begins with a quote into quotes'
@@ -26,6 +29,17 @@ class TableRow(NamedTuple):
     fault: str | None = None
     within: Sequence[Sequence[str]] = ()
     """By column what its cell would be in other rows, if each line of the row but blank ones were a row; nothing where they cannot be."""
+
+
+def column_names(cells: Iterable[str]) -> list[str]:
+    """The names in a header, without blanks and what cannot be seen around them, such as a second byte order mark."""
+    return [cell.strip().strip(UNSEEN).strip() for cell in cells]
+
+
+def _has_blank_before_quote(cell: str) -> bool:
+    """Whether a cell was meant to be quoted, but has a blank before its quote."""
+    there = cell.strip(" ")
+    return cell[:1] == " " and there[:1] == '"' and (there.count('"') % 2 == 1 or there[1:].endswith('"'))
 
 
 def swallows(lines: int, rows: int) -> str:
@@ -60,6 +74,11 @@ def table_rows(lines: Iterable[str], separator: str) -> Iterator[TableRow]:
         except csv.Error as error:
             yield TableRow([], len(read), _why(error, len(read)))
             continue
+        if any(map(_has_blank_before_quote, cells)):
+            yield TableRow([], len(read), BLANK_BEFORE_QUOTE)
+            continue
+        if width and not any(cells[width:]):
+            del cells[width:]  # separators at the end of the line
         rows = _rows_within(read, separator, width, cells) if width and len(read) > 1 else []
         if rows and (separator == "\t" or _are_rows(rows, cells)):
             yield TableRow([], len(read), swallows(len(read), len(rows)))
@@ -71,12 +90,18 @@ def table_rows(lines: Iterable[str], separator: str) -> Iterator[TableRow]:
 def _rows_within(lines: Sequence[str], separator: str, width: int, cells: Sequence[str]) -> list[list[str]]:
     """The fields of each of the lines that were read as one row of `cells`, without blank ones; none where these can be no rows.
 
-    Between commas all lines must have `width` fields. Between tabs one is enough, or one of as many as the row.
+    Between commas the first, the last and most lines must have `width` fields; others are left out. Between tabs one is enough, or one of
+    as many as the row.
     """
-    rows = [line.rstrip("\r\n").split(separator) for line in lines if line.strip()]
+    lines = [line for line in lines if line.strip()]
+    rows = [line.rstrip("\r\n").split(separator) for line in lines]
     if separator == "\t":
         return rows if _has_row_in_a_cell(cells, {width, len(cells)}) else []
-    return rows if len(rows) > 1 < width == len(cells) and all(len(row) == width for row in rows) else []
+    whole = [row for row in rows if len(row) == width]
+    are_rows = (
+        len(rows) > 1 < width == len(cells) and 2 * len(whole) > len(rows) and len(rows[0]) == len(rows[-1]) == width
+    )
+    return whole if are_rows else []
 
 
 def _has_row_in_a_cell(cells: Sequence[str], widths: Collection[int]) -> bool:
@@ -137,4 +162,6 @@ def _why(error: csv.Error, lines: int) -> str:
     if "expected after" in said:
         where = f" {_below(lines)}" if lines > 1 else ""
         return f"has a quoted cell that goes on behind a quote{where}; {DOUBLE_IT}"
+    if "new-line character" in said:
+        return "has a carriage return that is no end of a line; save the file with line feeds at the ends of lines"
     return f"cannot be read as a row of a table ({said})"

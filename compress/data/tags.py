@@ -20,9 +20,11 @@ from serve.wording import counted
 
 NO_LABEL = re.compile(r"[BIESLU]-")
 SEVERAL = re.compile(r"\s*[|,;]\s*")
-# A prefix in another case, with another separator, or behind the label.
-MISSPELT = (re.compile(r"(?P<prefix>[BIESLU])[-_:/.| ](?P<label>.+)", re.DOTALL | re.IGNORECASE),
-            re.compile(r"(?P<label>.+)[-_:/.| ](?P<prefix>[BIESLU])", re.DOTALL | re.IGNORECASE))  # fmt: skip
+# A prefix in another case, with another separator, or behind the label; and one without a separator. M and W are of BMES and BMEWO.
+MISSPELT = (re.compile(r"(?P<prefix>[BIESLUMW])[-_:/.| –—−](?P<label>.+)", re.DOTALL | re.IGNORECASE),
+            re.compile(r"(?P<label>.+)[-_:/.| –—−](?P<prefix>[BIESLUMW])", re.DOTALL | re.IGNORECASE))  # fmt: skip
+JOINED = re.compile(r"(?P<prefix>[BI])(?P<label>[A-Z]+)")
+SAME_PREFIX = {"M": "I", "W": "S"}
 A_TAG = "a tag is O, or a label after B-, I-, E-, S-, L- or U-"
 
 Scheme = Literal["BIO", "BIOES", ""]
@@ -126,7 +128,12 @@ def _wrong_together(tags: frozenset[str]) -> str | None:
     """Why tags with prefixes fit no scheme in any order; None if they may fit one."""
     prefixed = sorted(tag for tag in tags if PREFIXED.fullmatch(tag))
     if odd := sorted(tags - {OUTSIDE, *prefixed}) if prefixed else []:
-        meant = _meant(odd[0]) or f" (write {prefixed[0][0]}-{odd[0]}, or O if it is outside)"
+        meant = (
+            _meant(odd[0])
+            or f" (write {prefixed[0][0]}-{odd[0]}, or O if it is outside; remove a line that names columns)"
+        )
+        if not _meant(odd[0]) and odd[0][1:2] == "-" and odd[0][2:] in {tag[2:] for tag in prefixed}:
+            meant = f" (write {'O' if odd[0][0] in 'Oo' else f'I-{odd[0][2:]} inside an entity'})"
         return f"has the tag {odd[0]!r} among others with a prefix, such as {prefixed[0]!r}{meant}; {A_TAG}"
     letters = {tag[0] for tag in prefixed}
     if letters & set("ES") and letters & set("LU"):
@@ -192,7 +199,12 @@ def _mixed_ends(tags: Sequence[str]) -> str | None:
 
 def _meant(tag: str) -> str:
     found = next((match for form in MISSPELT if (match := form.fullmatch(tag))), None)
-    return f" (write {found['prefix'].upper()}-{found['label']})" if found else ""
+    return f" (write {_prefix(found)}-{found['label']})" if found else ""
+
+
+def _prefix(found: re.Match[str]) -> str:
+    letter = found["prefix"].upper()
+    return SAME_PREFIX.get(letter, letter)
 
 
 def _unended(tags: Sequence[str]) -> str | None:
@@ -272,16 +284,21 @@ def _with_prefix(row: RowTags, others: int) -> str:
 def _misspelt(tags: Collection[str]) -> dict[str, str]:
     """By tag why it is a prefix in another spelling: `B_city`, `b-city`, `city-B`, `B`; `tags` are all there are, and none has a prefix.
 
-    They are if some begin and go on with one label; or if all tags are spelt so, without blanks, and one of them begins an entity.
+    They are if some begin and go on with one label; or if all tags are spelt so, without blanks, and one of them begins an entity, or all
+    have the `i-` of several labels before them.
     """
     bare = [tag for tag in sorted(tags) if tag != OUTSIDE and not PREFIXED.fullmatch(tag)]
     if bare and all(tag.upper() in "BIESLU" for tag in bare) and {"B", "b"} & {*bare}:
         return {tag: f"has the tag {tag!r}, a prefix without a label; {A_TAG}" for tag in bare}
-    for form in MISSPELT:
+    for form in (*MISSPELT, JOINED):
         found = {tag: match for tag in bare if (match := form.fullmatch(tag))}
-        parts = {(match["prefix"].upper(), match["label"]) for match in found.values()}
+        parts = {(_prefix(match), match["label"]) for match in found.values()}
         begun = {label for prefix, label in parts if prefix == "B"}
-        all_so = len(found) == len(bare) and not any(" " in tag for tag in bare)
-        if begun and (all_so or any(("I", label) in parts for label in begun)):
-            return {tag: f"has the tag {tag!r}, a prefix in another spelling{_meant(tag)}; {A_TAG}" for tag in found}
+        all_so = form is not JOINED and len(found) == len(bare) and not any(" " in tag for tag in bare)
+        only_inside = form is MISSPELT[0] and len(parts) > 1 and {prefix for prefix, _ in parts} == {"I"}
+        if (all_so and (begun or only_inside)) or any(("I", label) in parts for label in begun):
+            return {
+                tag: f"has the tag {tag!r}, a prefix in another spelling (write {_prefix(match)}-{match['label']}); {A_TAG}"
+                for tag, match in found.items()
+            }
     return {}

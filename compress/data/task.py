@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from compress.data.examples import Example, Splits
     from compress.evaluation.metrics import Answers, Metric, Prediction
     from compress.models.heads import Head
-    from compress.models.number_head import Unit
+    from compress.models.task_heads import Unit
     from serve.bundle.manifest import TaskName
 
 
 class Task(ABC):
     """A task: what its rows hold, how a model learns and answers it, and how answers are scored.
 
-    What has a body here holds for most tasks; the files of `compress.tasks` say the rest.
+    What has a body or a value here holds for most tasks; the files of `compress.tasks` say the rest.
     """
 
     @property
@@ -70,56 +70,45 @@ class Task(ABC):
         """Whether an answer is made of labels, which have names and probabilities; otherwise `gives` says what it is."""
         return self.serving.names_labels
 
-    @property
-    def gives(self) -> str:
-        """What its answers are, in the plural, for messages."""
-        return "labels"
+    gives: str = "labels"
+    """What its answers are, in the plural, for messages."""
 
-    @property
-    def labels_words(self) -> bool:
-        """Whether each word has a label of its own, so that words and tags are read too."""
-        return False
+    labels_words: bool = False
+    """Whether each word has a label of its own, so that words and tags are read too."""
 
-    @property
-    def has_kinds(self) -> bool:
-        """Whether its labels are of several kinds: one a text or any number, of texts, pairs or relations."""
-        return False
+    has_kinds: bool = False
+    """Whether its labels are of several kinds: one a text or any number, of texts, pairs or relations."""
 
-    @property
-    def has_contexts(self) -> bool:
-        """Whether each row has a context, which is read in windows and which several rows may share."""
-        return False
+    has_contexts: bool = False
+    """Whether each row has a context, which is read in windows and which several rows may share."""
 
     @property
     def per_token(self) -> bool:
         """Whether its model has logits for each token, and not for each text."""
         return self.serving.per_token
 
-    @property
-    def table_fault(self) -> str:
-        """Why a table cannot hold its rows; empty if it can."""
-        return ""
+    table_fault: str = ""
+    """Why a table cannot hold its rows; empty if it can."""
 
-    @property
-    def answer_fields(self) -> str:
-        """The fields of a teacher's answer in a file, as messages name them; empty where no file has answers."""
-        return ""
+    answer_fields: str = ""
+    """The fields of a teacher's answer in a file, as messages name them; empty where no file has answers."""
 
-    @abstractmethod
     def needed_columns(self, columns: "Columns", names: Container[str]) -> list[str]:
-        """The fields of `Columns` that rows with `names` need."""
+        """The fields of `Columns` that rows with `names` need: one text or two, and the label."""
+        text, *pair = columns.needed_texts()
+        return [text, "label", *pair]
 
     @abstractmethod
     def example_of(self, row: dict[str, Any], columns: "Columns") -> "Example":
         """The example of one row. ValueError describes the fault of a row."""
 
-    @abstractmethod
     def labels_in(self, examples: "Iterable[Example]") -> tuple[str, ...]:
         """The labels of `examples`, sorted; those of the model's outputs where answers are no labels."""
+        return tuple(sorted(self.label_counts(examples)))
 
-    @abstractmethod
     def label_counts(self, examples: "Iterable[Example]") -> Counter[str]:
         """How often each label occurs in `examples`; for answers that are no labels, how often each kind of them does."""
+        return Counter()
 
     def model_labels(self, names: Iterable[str]) -> tuple[str, ...]:
         """The labels of a new head, by index, for the labels `names` of data."""
@@ -201,18 +190,20 @@ class Task(ABC):
 
     # Of int8.
 
-    @abstractmethod
     def distance(self, expected: "Sequence[np.ndarray]", actual: "Sequence[np.ndarray]") -> tuple[float, float]:
         """Mean divergence of each text's `actual` logits from `expected` ones, and the share of rows whose answer differs."""
+        import numpy as np
+
+        from compress.evaluation.metrics import distance
+
+        return distance(np.concatenate(expected), np.concatenate(actual), multi_label=self.multi_label)
 
     def answers_changed(self, expected: "Answers", actual: "Answers") -> int:
         """The texts whose answer differs."""
         return sum(ours != theirs for ours, theirs in zip(actual, expected, strict=True))
 
-    @property
-    def share_of_rows(self) -> bool:
-        """Whether a variant without labelled texts is judged by the share of rows with fp32's answer, and not by the metric against it."""
-        return True
+    share_of_rows: bool = True
+    """Whether a variant without labelled texts is judged by the share of rows with fp32's answer, and not by the metric against it."""
 
     def nothing_found(self, texts: str) -> str:
         """What a model does that scores 0 on `texts`, and what may be wrong."""

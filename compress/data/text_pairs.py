@@ -19,7 +19,7 @@ from compress.data.batches import Batch, padded
 from compress.data.columns import USUAL, Columns
 from compress.data.corpus import MASKED_SHARE, RANDOM_SHARE, Masking
 from compress.data.encoded import IGNORED
-from compress.data.examples import SPLITS, Example, examples_fingerprint
+from compress.data.examples import SPLITS, Example, Splits, examples_fingerprint
 from compress.data.fields import text_of
 from compress.data.file_formats import SUFFIXES, rows_in, suffix_of
 from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
@@ -33,27 +33,9 @@ CHOSEN_SHARE = 0.7  # of a target's tokens (UniLM, sections 3.1 and 3.3)
 SOURCE, TARGET = 1, 2
 
 
-class TextPair(NamedTuple):
-    """A text, and the text that is to be generated from it."""
-
-    text: str
-    target: str
-
-
-@dataclass(frozen=True)
-class PairSplits:
-    """The splits of a folder, and the SHA-256 of their content."""
-
-    train: list[TextPair]
-    validation: list[TextPair]
-    test: list[TextPair]
-    held_out: bool
-    fingerprint: str
-
-
-def read_pair_splits(data: str, columns: Columns = USUAL, target: str = "target", *, seed: int = 0) -> PairSplits:
+def read_pair_splits(data: str, columns: Columns = USUAL, target: str = "target", *, seed: int = 0) -> Splits:
     """The splits under the folder `data`, as `compress.data.splits.read_splits` reads them; a tenth of train is held out where there
-    is no validation file.
+    is no validation file. The `text_pair` of an example is the text that is to be generated from it.
 
     Raises:
         BadInput: no such folder, a split is missing or has two files.
@@ -87,17 +69,14 @@ def read_pair_splits(data: str, columns: Columns = USUAL, target: str = "target"
             f"--data {data} has 1 text in train and no validation split. Add texts to train, or a file validation.jsonl."
         )
     if held:
-        train, validation = hold_out([Example(*pair) for pair in found["train"]], seed)
-        found["train"], found["validation"] = (
-            [TextPair(e.text, e.text_pair or "") for e in part] for part in (train, validation)
-        )
+        found["train"], found["validation"] = hold_out(found["train"], seed)
     digest = hashlib.sha256()
     for split in SPLITS:
-        digest.update(examples_fingerprint(Example(*pair) for pair in found[split]).encode())
-    return PairSplits(found["train"], found["validation"], found["test"], held, digest.hexdigest())
+        digest.update(examples_fingerprint(found[split]).encode())
+    return Splits(found["train"], found["validation"], found["test"], held, digest.hexdigest())
 
 
-def read_pairs(file: Path, columns: Columns = USUAL, target: str = "target") -> list[TextPair]:
+def read_pairs(file: Path, columns: Columns = USUAL, target: str = "target") -> list[Example]:
     """The pairs of one file, by its suffix.
 
     Raises:
@@ -111,13 +90,13 @@ def read_pairs(file: Path, columns: Columns = USUAL, target: str = "target") -> 
     return found
 
 
-def _pairs_in(file: Path, columns: Columns, target: str, bad: list[Fault]) -> list[TextPair]:
+def _pairs_in(file: Path, columns: Columns, target: str, bad: list[Fault]) -> list[Example]:
     """The pairs of a file; `bad` gets the faults of its rows, and an empty file is one."""
     if not file.is_file() or suffix_of(file) not in SUFFIXES or suffix_of(file) == ".conll":
         raise BadInput(
             f"{file} is no file of rows. Give one that ends in {', '.join(SUFFIXES[:-2])} or {SUFFIXES[-2]}."
         )
-    found: list[TextPair] = []
+    found: list[Example] = []
     before = len(bad)
     try:
         for line, row in rows_in(file, suffix_of(file), columns, None, bad):
@@ -132,7 +111,7 @@ def _pairs_in(file: Path, columns: Columns, target: str, bad: list[Fault]) -> li
     return found
 
 
-def _pair_of(row: object, columns: Columns, target: str) -> TextPair:
+def _pair_of(row: object, columns: Columns, target: str) -> Example:
     if not isinstance(row, dict):
         raise ValueError(f"is {type(row).__name__}, not an object with fields")
     for name, flag in ((columns.text, "--text-column"), (target, "--target-column")):
@@ -140,7 +119,7 @@ def _pair_of(row: object, columns: Columns, target: str) -> TextPair:
             raise ValueError(
                 f"has no `{name}` (its fields: {', '.join(map(str, row))}); rename fields, or give {flag} NAME"
             )
-    return TextPair(text_of(row, columns.text), text_of(row, target))
+    return Example(text_of(row, columns.text), text_of(row, target))
 
 
 class TokenPair(NamedTuple):
@@ -172,7 +151,7 @@ def encoded_sources(texts: Sequence[str], tokenizer: Tokenizer, longest: int) ->
 
 
 def encoded_pairs(
-    pairs: Sequence[TextPair], tokenizer: Tokenizer, longest: int, longest_target: int
+    pairs: Sequence[Example], tokenizer: Tokenizer, longest: int, longest_target: int
 ) -> tuple[list[TokenPair], int]:
     """The tokens of each pair, and how many targets are cut.
 
@@ -183,7 +162,7 @@ def encoded_pairs(
     tokenizer.no_truncation()
     tokenizer.encode_special_tokens = True
     try:
-        targets = tokenizer.encode_batch([pair.target for pair in pairs], add_special_tokens=False)
+        targets = tokenizer.encode_batch([pair.text_pair or "" for pair in pairs], add_special_tokens=False)
     finally:
         tokenizer.encode_special_tokens = False
     end_id = end_id_of(tokenizer)

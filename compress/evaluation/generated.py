@@ -22,8 +22,14 @@ UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
 
 def generation_scores(gold: Sequence[str], said: Sequence[str]) -> dict[str, Score]:
     """`rouge_1`, `rouge_2`, `rouge_l` (F1) and `bleu` of `said` against `gold`, each from 0 to 1, with its 95 % bootstrap interval."""
+    from sacrebleu import sentence_bleu
+
     rouge = rouge_f1(gold, said)
-    counts = np.array([_bleu_counts(*pair) for pair in zip(gold, said, strict=True)], dtype=np.float64)
+    # What BLEU is made of: matching and all groups of 1 to 4 words, then the words of both texts.
+    counts = np.empty((len(gold), 2 * BLEU_WORDS + 2))
+    for row, theirs, ours in zip(counts, gold, said, strict=True):
+        found: Any = sentence_bleu(apart(ours), [apart(theirs)], lowercase=True)
+        row[:] = [*found.counts, *found.totals, found.sys_len, found.ref_len]
     drawn = [
         np.column_stack([weights @ rouge / len(gold), [_bleu(sums) for sums in weights @ counts]])
         for weights in resamples(len(gold))
@@ -65,14 +71,6 @@ class _Words:
 def apart(text: str) -> str:
     """`text` with blanks around each Chinese character and kana, since no blank is written between words there."""
     return UNSPACED.sub(lambda found: f" {found[0]} ", text)
-
-
-def _bleu_counts(gold: str, said: str) -> list[int]:
-    """What BLEU is made of: matching and all groups of 1 to 4 words, then the words of both texts."""
-    from sacrebleu import sentence_bleu
-
-    found: Any = sentence_bleu(apart(said), [apart(gold)], lowercase=True)
-    return [*found.counts, *found.totals, found.sys_len, found.ref_len]
 
 
 def _bleu(sums: np.ndarray) -> float:

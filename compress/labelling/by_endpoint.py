@@ -52,7 +52,7 @@ class Endpoint:
 
 
 @dataclass
-class Asked:
+class RequestCounts:
     """What was sent, of this call alone."""
 
     requests: int = 0
@@ -75,7 +75,7 @@ class _Refused(Exception):
 
 
 def ask_endpoint(
-    endpoint: Endpoint, texts: Sequence[Example], missing: Sequence[int], asked: Asked, *, fresh: bool
+    endpoint: Endpoint, texts: Sequence[Example], missing: Sequence[int], asked: RequestCounts, *, fresh: bool
 ) -> Iterator[list[tuple[int, dict[str, Any]]]]:
     """The answers of `endpoint` to the `missing` of `texts`, as they come; an error where it has none to give.
 
@@ -185,7 +185,7 @@ class _Talk:
     endpoint: Endpoint
     client: "httpx.Client"
     pace: _Pace
-    asked: Asked
+    asked: RequestCounts
     stop: threading.Event
 
     def answer(self, example: Example) -> dict[str, Any]:

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from compress.data.answer_rows import answer_in, named_in
-from compress.data.asked_texts import read_asked
+from compress.data.answer_rows import answer_in, named_in, read_asked
 from compress.data.columns import columns_of
 from compress.data.examples import Example, examples_fingerprint
 from compress.data.task import Task
 from compress.input_errors import Faults
 from compress.labelling.by_command import ask_command
-from compress.labelling.by_endpoint import Asked, Endpoint, ask_endpoint, system_prompt
+from compress.labelling.by_endpoint import Endpoint, RequestCounts, ask_endpoint, system_prompt
 from compress.labelling.journal import ERROR, TOKENS, Journal, fields_of
 from compress.progress import Notify, advancing, message, silent
 from compress.settings import LABELLED_TASKS, Labelling
@@ -76,7 +75,7 @@ def label(settings: Labelling, notify: Notify = silent) -> dict[str, Any]:
     if len(texts) < len(found):
         message(notify, f"{len(found) - len(texts):,} of {len(found):,} texts are repetitions, and asked about once.")
     lineage = teacher.lineage | {"task": teacher.task.name, "texts": examples_fingerprint(texts)}
-    asked = Asked()
+    asked = RequestCounts()
     with Journal(out, texts, lineage) as journal:
         missing = journal.missing
         before = len(texts) - len(missing)
@@ -105,7 +104,7 @@ def _asked(
     settings: Labelling,
     texts: Sequence[Example],
     missing: Sequence[int],
-    asked: Asked,
+    asked: RequestCounts,
     *,
     fresh: bool,
 ) -> Iterator[Answers]:

@@ -20,7 +20,7 @@ def sequence_lengths(mask: Tensor) -> Tensor:
     """The tokens of each sequence of a batch, (sequences,), row after row.
 
     `mask` is (batch, tokens), 0 for padding, otherwise the number of the token's sequence within its row, from 1 on. A row that
-    holds one sequence has ones; the sequences of a packed row (`compress.data.packing`) follow each other.
+    holds one sequence has ones; the sequences of a packed row (`compress.data.sampler`) follow each other.
     """
     row, token = mask.nonzero(as_tuple=True)
     lengths: Tensor = torch.unique_consecutive(row * (mask.shape[1] + 1) + mask[row, token], return_counts=True)[1]

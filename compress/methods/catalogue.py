@@ -10,8 +10,7 @@ from typing import Any, Literal
 from compress.losses.vectors import Pooling
 from compress.methods.objectives import LayerTerm, Objective, OutputTerm, check_objective
 from compress.models.initialise import layers_fit, starting_layers
-from compress.models.layer_maps import covering, layer_map
-from compress.models.shapes import Shape
+from compress.models.shapes import Shape, covering, layer_map
 from serve.errors import BadInput
 
 
@@ -25,7 +24,7 @@ class Stage:
     # another task's text and teacher, after which the student keeps all but its head; `pairs` are texts and what to generate of them.
     text: Literal["corpus", "task", "source", "pairs"] = "corpus"
     trains: Literal["all", "encoder", "head"] = "all"
-    pack: bool = False  # whether pieces of plain text share rows of full length (`compress.data.packing`)
+    pack: bool = False  # whether pieces of plain text share rows of full length (`compress.data.sampler`)
     share: float = 1.0
     tokens: float = 0.0  # in place of the share of a budget; 0 keeps that
     batch: int = 0  # in place of the batch that all stages have; 0 keeps that

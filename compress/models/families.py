@@ -1,13 +1,15 @@
-"""The module paths of the parts of each family of encoders."""
+"""The module paths of the parts of each family of encoders, and how its models read the pieces of a packed row apart from each other."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from compress.losses.tiled_relations import Dots
+from compress.models.configurations import first_position
 from serve.errors import BadInput
 
 # Gives the factors of a family's attention scores from the encoder, the layer, and queries and keys by head, both
@@ -69,7 +71,7 @@ class Family:
     # A norm between the last layer and the head.
     final_norm: str = ""
     attends: Attends = plain
-    # Whether its models can keep the pieces of a packed row apart, see `compress.models.packed_inputs`.
+    # Whether its models can keep the pieces of a packed row apart, see `compress.models.families`.
     packs: bool = True
 
 
@@ -158,3 +160,37 @@ def linear(layer: nn.Module, path: str) -> nn.Linear:
     module = layer.get_submodule(path)
     assert isinstance(module, nn.Linear), f"{path} is {type(module).__name__}"
     return module
+
+
+def row_tokens_for(longest: int, *configs: Any) -> int:
+    """The tokens of a packed row for pieces of at most `longest` tokens, or 0 if one of the models cannot read packed rows.
+
+    A model must take a mask of pairs of tokens, which transformers passes on since its version 5, and position ids. ModernBERT
+    gets one mask for all layers, so its windows would be lost.
+    """
+    return longest if all(map(_reads_packed_rows, configs)) else 0
+
+
+def _reads_packed_rows(config: Any) -> bool:
+    import transformers
+
+    if int(transformers.__version__.partition(".")[0]) < 5 or not FAMILIES[config.model_type].packs:
+        return False
+    return "position_ids" in signature(transformers.MODEL_MAPPING[type(config)].forward).parameters
+
+
+def kept_apart(model: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`inputs` as the forward of `model` takes them; with `position_ids` (see `compress.data.batches.Batch`) they are packed.
+
+    The mask of packed inputs becomes (batch, 1, tokens, tokens), numbers that are added to scores. Padding attends to padding,
+    because a query without any key would give NaN.
+    """
+    if "position_ids" not in inputs:
+        return inputs
+    numbers = inputs["attention_mask"]
+    others = (numbers[:, :, None] != numbers[:, None, :])[:, None]
+    dtype = next(model.parameters()).dtype
+    if numbers.is_cuda and dtype == torch.float32 and torch.is_autocast_enabled("cuda"):
+        dtype = torch.get_autocast_dtype("cuda")  # otherwise every layer would convert it
+    mask = torch.zeros(others.shape, dtype=dtype, device=numbers.device).masked_fill_(others, torch.finfo(dtype).min)
+    return inputs | {"attention_mask": mask, "position_ids": inputs["position_ids"] + first_position(model.config)}

@@ -51,7 +51,7 @@ class Head:
         """`model`, with its answers in one output."""
         if not self.spans:
             return model
-        from compress.models.span_logits import with_span_logits
+        from compress.models.task_heads import with_span_logits
 
         return with_span_logits(model)
 

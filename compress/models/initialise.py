@@ -9,7 +9,6 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from compress.models.families import Family, encoder_of, layers_of, linear
-from compress.models.layer_maps import layer_map, spread_layers
 from compress.models.pretrained import (
     Opened,
     has_vocabulary_head,
@@ -18,7 +17,7 @@ from compress.models.pretrained import (
     open_tokenizer,
     with_markers,
 )
-from compress.models.shapes import Shape
+from compress.models.shapes import Shape, layer_map, spread_layers
 from compress.models.tokenizer_files import PROBE
 from serve.errors import BadInput
 from serve.wording import one_of

@@ -10,7 +10,6 @@ from compress.models.activations import Part, read
 from compress.models.families import Family, layers_of
 
 LIVES = 0.1  # a layer lives if its `relative_changes` are at least this (ours)
-TWIN_PARTS = ("hidden", "queries", "keys", "values")
 
 
 def relative_changes(
@@ -60,26 +59,3 @@ def nearest_living(layer: int, changes: Sequence[float]) -> int:
     (1, 3)
     """
     return min(living_layers(changes), key=lambda other: (abs(other - layer), other), default=layer)
-
-
-def twin_correlation(model: nn.Module, family: Family, inputs: Mapping[str, Tensor]) -> dict[str, float]:
-    """The mean correlation over real tokens of units `2 i` and `2 i + 1`, which a grown model starts as copies of one.
-
-    By part of the layers (hidden states, queries, keys, values), averaged over units and layers. 1 means that the twins say the
-    same, 0 that they say no more alike than any two units. Arguments as of `relative_changes`.
-    """
-    numbers = range(1, len(layers_of(model, family)) + 1)
-    real = inputs["attention_mask"].bool()
-    with torch.no_grad():
-        found = read(model, family, inputs, [Part(of, number) for of in TWIN_PARTS for number in numbers])
-        return {
-            of: float(torch.stack([_correlation(found[of, number][real].double()) for number in numbers]).mean())
-            for of in TWIN_PARTS
-        }
-
-
-def _correlation(units: Tensor) -> Tensor:
-    """The mean over pairs of neighbours of their Pearson correlation; `units` (tokens, width). A constant unit counts 0."""
-    centred = units - units.mean(dim=0)
-    scaled = torch.nn.functional.normalize(centred, dim=0)
-    return (scaled[:, ::2] * scaled[:, 1::2]).sum(dim=0).mean()

@@ -17,7 +17,7 @@ from compress.models.families import FAMILIES
 from compress.models.heads import head_of
 from compress.models.initialise import differing_tokenizers, is_checkpoint, shape_in
 from compress.models.pretrained import open_model, open_unread
-from compress.runs.task_inputs import Answered, TaskInputs
+from compress.runs.task_inputs import TaskInputs, TeacherOutputs
 from compress.settings import AUTO, TaskSettings
 from compress.tasks import task_of
 from serve.errors import BadInput
@@ -48,7 +48,7 @@ def answering_teacher(settings: TaskSettings) -> AnsweringTeacher | None:
     return find_answering(name, task_of, role="--teacher", revision=settings.revision) if asked else None
 
 
-def with_body(settings: AnySettings, asked: AnsweringTeacher | None = None) -> AnySettings:
+def with_encoder_settings(settings: AnySettings, asked: AnsweringTeacher | None = None) -> AnySettings:
     """The settings of a run without a teacher to open: the encoder in --start takes the place of its layers.
 
     Args:
@@ -92,7 +92,7 @@ def with_body(settings: AnySettings, asked: AnsweringTeacher | None = None) -> A
 
 
 def as_given(settings: AnySettings, asked: AnsweringTeacher | None = None) -> AnySettings:
-    """The settings that `with_body` was given."""
+    """The settings that `with_encoder_settings` was given."""
     if asked:
         return replace(settings, teacher=asked.name, start=settings.teacher, revision=asked.revision)
     return replace(settings, teacher="", start=settings.teacher) if settings.teacher_labels else settings
@@ -172,7 +172,7 @@ def with_answers(inputs: TaskInputs, teacher: TeacherLabels) -> TaskInputs:
     on_validation, looked_at = _score(inputs, teacher)
     lines = _lines(inputs, teacher, there, len(others), on_validation, looked_at)
     whole = on_validation is not None and looked_at == len(splits.validation)
-    return replace(inputs, answers=teacher, answered=Answered(soft, on_validation, whole, lines))
+    return replace(inputs, answers=teacher, answered=TeacherOutputs(soft, on_validation, whole, lines))
 
 
 def _whole(inputs: TaskInputs, teacher: TeacherLabels) -> Splits:

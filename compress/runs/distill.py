@@ -16,12 +16,11 @@ from compress.data.texts import TextFiles, stream_texts
 from compress.input_errors import Faults
 from compress.methods.catalogue import Stage
 from compress.methods.presets import preset_of
+from compress.models.families import row_tokens_for
 from compress.models.initialise import is_checkpoint
-from compress.models.layer_maps import LAYER_MAPS
-from compress.models.packed_inputs import row_tokens_for
 from compress.models.pretrained import Opened, has_vocabulary_head, open_model, open_tokenizer
 from compress.models.sentence_pooling import MODULES
-from compress.models.shapes import BY_RULE, shape_of
+from compress.models.shapes import BY_RULE, LAYER_MAPS, shape_of
 from compress.progress import Notify, message, silent
 from compress.runs.hardware import on_this_machine, same_bits, stage_settings
 from compress.runs.lineage import read_lineage

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from compress.progress import Notify, message, silent
 from compress.runs import task_stages
 from compress.runs.finetune_generator import fine_tune_generator, refuse_generation_settings
 from compress.runs.hardware import same_bits
+from compress.runs.input_summary import log_inputs
 from compress.runs.lineage import read_lineage
 from compress.runs.open_task import open_task
 from compress.runs.resumable_stages import Workdir, check_writable, free_target
@@ -28,7 +30,6 @@ from compress.runs.stages import (
     trained_with,
 )
 from compress.runs.task_inputs import TaskInputs, steps_of
-from compress.runs.understood import understood, understood_lines
 from compress.settings import LEAST_TUNING_STEPS, WHERE_DATA_IS, FineTuning, TaskSettings, filled_in
 from serve.errors import BadInput
 from serve.options import make, rule_faults
@@ -60,12 +61,7 @@ def fine_tune(settings: FineTuning, notify: Notify = silent) -> Path:
     settings = filled_in(settings)
     inputs, teacher = _opened(target, settings, notify)
     steps = steps_of(settings.epochs, 5, LEAST_TUNING_STEPS, inputs.steps_per_epoch)
-    for line in understood_lines(understood(inputs, {"fine-tuning": steps})):
-        message(notify, line)
-    for line in inputs.answered.lines if inputs.answered else ():
-        message(notify, line)
-    for warning in inputs.warnings:
-        message(notify, f"warning: {warning}")
+    log_inputs(inputs, {"fine-tuning": steps}, partial(message, notify))
     here = inputs.settings
     same_bits(here.threads)
     check_same_inputs(

@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -15,11 +14,9 @@ from compress import distributed
 from compress.data.columns import columns_of
 from compress.data.corpus import masking_of
 from compress.data.encoded import pad_id_of
-from compress.data.examples import GENERATION, GENERATOR
+from compress.data.examples import GENERATION, GENERATOR, Splits
 from compress.data.text_pairs import (
     MaskedTargets,
-    PairSplits,
-    TextPair,
     TokenPair,
     encoded_pairs,
     encoded_sources,
@@ -50,7 +47,6 @@ from compress.runs.resumable_stages import TRAINING, Workdir, check_writable, fr
 from compress.runs.stages import RunStage, check_same_inputs, folder_fingerprint, make_checkpoint, trained_with
 from compress.runs.task_inputs import steps_of
 from compress.settings import LEAST_TUNING_STEPS, WHERE_DATA_IS, FineTuning, filled_in
-from compress.training.checkpoint import Progress
 from compress.training.loop import Validation
 from compress.training.metrics import check_trackers
 from compress.training.stage import train_stage, validation_interval
@@ -73,7 +69,7 @@ class _Inputs:
     settings: FineTuning
     opened: Opened
     teacher: Opened | None
-    splits: PairSplits
+    splits: Splits
     tokenizer: Tokenizer
     longest: int  # tokens of source and target together
     target_tokens: int
@@ -251,41 +247,28 @@ def _train(folder: Path, inputs: _Inputs) -> None:
     stage = Stage("fine-tuning", Objective(outputs=tuple(terms)), text="pairs")
     assert settings.learning_rate
     schedule = Schedule(inputs.steps, settings.learning_rate)
-    with advancing(inputs.notify, stage.name) as shown:
-        progress = train_stage(
-            stage, teacher, model, inputs.opened.family, inputs.train, stage_settings(settings, inputs.steps, schedule=schedule),
-            folder=folder / TRAINING, validation=lambda _: _validation(model, inputs), report=shown.step,
-        )  # fmt: skip
-    save_with_lineage(model, inputs.opened, folder, _lineage(inputs, progress))
-
-
-def _validation(model: Any, inputs: _Inputs) -> Validation:
-    """By ROUGE-L of what greedy decoding gives."""
-    chosen = _validated(inputs)
+    # Of validation those that are scored in training, evenly spread over its file, by ROUGE-L of what greedy decoding gives.
+    chosen = inputs.splits.validation[:: -(-len(inputs.splits.validation) // VALIDATED_TEXTS)]
     sources = encoded_sources([pair.text for pair in chosen], inputs.tokenizer, inputs.longest - inputs.target_tokens)
 
     def evaluate() -> float:
         said = generated(model, inputs.tokenizer, sources, beams=1, power=0.0, longest=inputs.target_tokens)
-        return float(rouge_f1([pair.target for pair in chosen], said)[:, -1].mean())
+        return float(rouge_f1([pair.text_pair or "" for pair in chosen], said)[:, -1].mean())
 
     every = validation_interval(inputs.steps, inputs.train.sampler.steps_per_epoch)
-    return Validation(every, evaluate, inputs.settings.patience or None)
-
-
-def _validated(inputs: _Inputs) -> list[TextPair]:
-    """The pairs of validation that are scored in training, evenly spread over its file."""
-    every = -(-len(inputs.splits.validation) // VALIDATED_TEXTS)
-    return inputs.splits.validation[::every]
-
-
-def _lineage(inputs: _Inputs, progress: Progress) -> dict[str, Any]:
-    """What the checkpoint was made from, as `compress.runs.finetune.finetune_result` reads it."""
-    teacher = inputs.teacher
-    facts = {"teacher": teacher.public_name, "teacher_revision": teacher.revision} if teacher else {}
-    return {
-        "role": "fine-tuned", "task": inputs.settings.task, "model": inputs.opened.public_name,
-        "model_revision": inputs.opened.revision, "method": "soft labels" if teacher else "labels",
-        "data": inputs.splits.fingerprint, "seed": inputs.settings.seed, "loss": progress.loss, "metric": METRIC,
-        "validation": progress.validation, "validation_texts": len(_validated(inputs)),
-        "best_step": progress.best_step, "student": str(inputs.shape or shape_in(inputs.opened)), **facts,
+    validation = Validation(every, evaluate, settings.patience or None)
+    with advancing(inputs.notify, stage.name) as shown:
+        progress = train_stage(
+            stage, teacher, model, inputs.train, stage_settings(settings, inputs.steps, schedule=schedule),
+            folder=folder / TRAINING, validation=lambda _: validation, report=shown.step,
+        )  # fmt: skip
+    asked = inputs.teacher
+    lineage = {
+        "role": "fine-tuned", "task": settings.task, "model": inputs.opened.public_name,
+        "model_revision": inputs.opened.revision, "method": "soft labels" if asked else "labels",
+        "data": inputs.splits.fingerprint, "seed": settings.seed, "loss": progress.loss, "metric": METRIC,
+        "validation": progress.validation, "validation_texts": len(chosen),
+        "best_step": progress.best_step, "student": str(inputs.shape or shape_in(inputs.opened)),
+        **({"teacher": asked.public_name, "teacher_revision": asked.revision} if asked else {}),
     }  # fmt: skip
+    save_with_lineage(model, inputs.opened, folder, lineage)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from compress.models import number_head
+from compress.models import task_heads
 from compress.models.initialise import RANDOM, is_checkpoint, student_from, student_of
 from compress.models.pretrained import Opened, load, load_encoder, open_model
 from compress.runs.method_chain import Link, asks_words, layers_named
@@ -97,5 +97,5 @@ def _begin(folder: Path, given: MethodInputs, link: Link, source: Path | Opened,
             chosen=layers_named(given.start, model.config, link.shape, given.layer_map), new_layers=given.start == RANDOM,
         )  # fmt: skip
         if link.starts_from != "corpus" and origin["head"] == "new":
-            number_head.start_head(student, given.labelled[link.starts_from].train)
+            task_heads.start_head(student, given.labelled[link.starts_from].train)
     save(student, folder, given, {"role": "start", "student": str(link.shape), "origin": origin})

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,11 @@ from compress.data.batches import TaskText
 from compress.data.corpus import CorpusFile, CorpusText, Piece, masking_of
 from compress.data.encoded import Encoded, pad_id_of
 from compress.data.examples import Example
-from compress.data.packing import rows_a_step
+from compress.data.sampler import rows_a_step
 from compress.data.task import Task
 from compress.methods.catalogue import HEAD_STAGE, Stage
 from compress.methods.objectives import Projections
-from compress.models import number_head
+from compress.models import task_heads
 from compress.models.activations import Part, sources_of
 from compress.models.families import encoder_of
 from compress.models.initialise import is_checkpoint
@@ -34,7 +33,7 @@ from compress.runs.resumable_stages import TRAINING
 from compress.runs.stages import folder_fingerprint, trained_with
 from compress.runs.task_inputs import TaskInputs
 from compress.training.checkpoint import write_safetensors
-from compress.training.stage import StageSettings, train_on_task, train_stage, validating, validation_interval
+from compress.training.stage import StageSettings, train_stage, validating, validation_interval
 from compress.training.teacher_cache import CachedTeacherText, TeacherCache, teacher_cache
 from serve.errors import BadInput
 
@@ -118,7 +117,6 @@ def fit_head(folder: Path, given: MethodInputs) -> None:
                 HEAD_STAGE,
                 None,
                 model,
-                given.opened.family,
                 text,
                 replace(
                     given.settings, steps=_steps(text, tokens), schedule=None, learning_rate=0.0, teacher_shard=False
@@ -136,6 +134,7 @@ def train(folder: Path, given: MethodInputs, link: Link, number: int, before: Pa
     asks = bool(stage.objective.layers) or stage.objective.asks_teacher
     details: dict[str, Any] = {}
     text: CorpusText | TaskText | CachedTeacherText
+    labelled = validation = None
     if stage.text == "corpus":
         text = _corpus(given, stage, tokens)
         details = {"batch": text.batch}
@@ -150,28 +149,26 @@ def train(folder: Path, given: MethodInputs, link: Link, number: int, before: Pa
         if given.teacher_cache and stage.objective.can_be_kept:
             text = CachedTeacherText(text, _cached(given, link, theirs))
             details |= {"teacher_cache": text.cache.about["sha256"]}
-        learn = partial(train_stage, stage, theirs, student, given.opened.family, text, settings)
     else:
-        labelled = given.labelled[stage.text]
-        texts = labelled.train
-        if labelled.unlabelled and not any(term.loss == "labels" for term in stage.objective.outputs):
-            texts += labelled.unlabelled
-        text = TaskText(texts, stage.batch or given.batch, given.settings.seed, labelled.validation.ids)
+        task = given.labelled[stage.text]
+        labelled = texts = task.train
+        if task.unlabelled and not any(term.loss == "labels" for term in stage.objective.outputs):
+            texts += task.unlabelled
+        text = TaskText(texts, stage.batch or given.batch, given.settings.seed, task.validation.ids)
         came_from = link.starts_from if number == 1 else link.stages[number - 2].text
-        student = with_head(before, labelled, given, keeps=came_from == stage.text)
-        theirs = load(open_model(str(labelled.teacher)), labelled.task) if asks else None
+        student = with_head(before, task, given, keeps=came_from == stage.text)
+        theirs = load(open_model(str(task.teacher)), task.task) if asks else None
         # Unlabelled texts add variety, not steps.
-        settings = replace(_settings(given, _steps(replace(text, texts=labelled.train), tokens)), teacher_shard=False)
-        validation = None
+        settings = replace(_settings(given, _steps(replace(text, texts=labelled), tokens)), teacher_shard=False)
         if any(term.of == "classes" for term in stage.objective.outputs):
-            every = validation_interval(settings.steps, -(-len(labelled.train) // given.batch))
-            validation = validating(student, labelled.validation, labelled.gold, every)
-        learn = partial(
-            train_on_task, stage, student, text, labelled.train, settings, teacher=theirs, validation=validation
-        )
+            every = validation_interval(settings.steps, -(-len(labelled) // given.batch))
+            validation = validating(student, task.validation, task.gold, every)
     maps = _maps(stage, theirs, student, before, given.settings.seed)
     with advancing(given.notify, stage.name) as shown:
-        progress = learn(folder=folder / TRAINING, projections=maps, report=shown.step)
+        progress = train_stage(
+            stage, theirs, student, text, settings, folder=folder / TRAINING, labelled=labelled, projections=maps,
+            validation=validation, report=shown.step,
+        )  # fmt: skip
     if maps.state_dict():
         write_safetensors(folder / MAPS, maps.state_dict())
     warnings = loss_warnings(progress.loss, stage.name, given.notify)
@@ -202,9 +199,13 @@ def with_head(before: Path, labelled: Labelled, given: MethodInputs, *, keeps: b
     kept = keeps and own == wanted and opened.multi_label == several
     student = load(opened, labelled.task, None if kept else wanted)
     if not kept:
-        number_head.start_head(student, labelled.train)
+        task_heads.start_head(student, labelled.train)
     if str((opened.config.architectures or [""])[0]).endswith(WITHOUT_POOLER):
-        _give_pooler(student, given)
+        # The given teacher's pooler, where the widths agree.
+        ours = getattr(encoder_of(student), "pooler", None)
+        theirs = getattr(load_encoder(given.opened.folder, seed=0), "pooler", None)
+        if ours is not None and theirs is not None and student.config.hidden_size == given.opened.config.hidden_size:
+            ours.load_state_dict(theirs.state_dict())
     return student
 
 
@@ -261,14 +262,6 @@ def on_living_layers(stage: Stage, changes: Sequence[float]) -> tuple[Stage, tup
         for term in terms
     )
     return replace(stage, objective=replace(stage.objective, layers=moved)), tuple(said)
-
-
-def _give_pooler(student: Any, given: MethodInputs) -> None:
-    """Copy the given teacher's pooler into a student of the same width whose earlier head had no pooler."""
-    ours = getattr(encoder_of(student), "pooler", None)
-    theirs = getattr(load_encoder(given.opened.folder, seed=0), "pooler", None)
-    if ours is not None and theirs is not None and student.config.hidden_size == given.opened.config.hidden_size:
-        ours.load_state_dict(theirs.state_dict())
 
 
 def _corpus(given: MethodInputs, stage: Stage, tokens: float) -> CorpusText:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from compress.data.columns import Columns, columns_of
 from compress.data.examples import Example, Splits
-from compress.data.out_of_scope import refuse_in_scope, set_apart
 from compress.data.splits import read_splits
 from compress.data.task import Task
 from compress.data.teacher_labels import TeacherLabels, read_teacher_labels
@@ -19,8 +18,8 @@ from compress.models.initialise import is_checkpoint, layers_fit, open_start
 from compress.models.pretrained import Opened, open_model, open_tokenizer, with_markers
 from compress.models.shapes import USUAL_STUDENT, Shape, shape_of
 from compress.progress import Notify, silent
-from compress.runs.answering_teacher import answering_teacher, labels_of, with_answers, with_body
-from compress.runs.data_checks import keeps_head, labels_for, warnings_of
+from compress.runs.answering_teacher import answering_teacher, labels_of, with_answers, with_encoder_settings
+from compress.runs.data_checks import keeps_head, labels_for, refuse_in_scope, set_apart, warnings_of
 from compress.runs.hardware import on_this_machine
 from compress.runs.method_chain import (
     Chain,
@@ -65,7 +64,7 @@ def open_task(
     faults = Faults()
     asked = faults.check(partial(answering_teacher, settings)) if may_ask else None
     if not faults.messages and (asked or (settings.teacher_labels and role == "--teacher")):
-        settings, role = faults.check(partial(with_body, settings, asked)) or settings, "--start"
+        settings, role = faults.check(partial(with_encoder_settings, settings, asked)) or settings, "--start"
     opened = None if faults.messages else _model(settings, role, faults)
     here = faults.check(partial(on_this_machine, settings))
     task = faults.check(lambda: task_named(settings.task))

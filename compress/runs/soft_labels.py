@@ -120,7 +120,7 @@ def _save(
         if task.names_labels
         else {}
     )
-    for line in in_words(sure):
+    for line in confidence_lines(sure):
         message(inputs.notify, f"  {line}")
     (folder / CONFIDENCE).write_bytes(canonical_json(sure))
     np.save(folder / LOGITS, np.concatenate(soft), allow_pickle=False)
@@ -134,7 +134,7 @@ def confidence(logits: Sequence[np.ndarray], *, multi_label: bool) -> float:
     return round(float(likeliest.mean()), 4)
 
 
-def in_words(sure: Mapping[str, float]) -> list[str]:
+def confidence_lines(sure: Mapping[str, float]) -> list[str]:
     """The teacher's confidence, as a sentence for the run's output and its report; none where it has none."""
     if not sure:
         return []
@@ -146,14 +146,14 @@ def in_words(sure: Mapping[str, float]) -> list[str]:
     return [told + "."]
 
 
-def told(soft_labels: dict[str, Any] | None) -> list[str]:
+def soft_label_lines(soft_labels: dict[str, Any] | None) -> list[str]:
     """What a report says of the soft labels that a student learned (see `SoftLabels.lineage`); nothing where there are none."""
     if not soft_labels:
         return []
     tried = ", ".join(f"{one['share']:g}: {one['validation']:.4f}" for one in soft_labels["tried"])
     share = f"Soft labels have a share of {soft_labels['share']:g} in the student's loss"
     best = f", the better on validation after short trainings ({tried})" if tried else ""
-    return [f"{share}{best}.", *in_words(soft_labels["teacher_confidence"])]
+    return [f"{share}{best}.", *confidence_lines(soft_labels["teacher_confidence"])]
 
 
 def read_confidence(folder: Path) -> dict[str, float]:

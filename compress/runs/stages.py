@@ -16,7 +16,7 @@ from typing import Any
 import compress
 from compress import distributed
 from compress.data.examples import Example, examples_fingerprint
-from compress.peers import Place
+from compress.peers import Rank
 from compress.progress import message
 from compress.runs.hardware import device_here
 from compress.runs.resumable_stages import Workdir
@@ -193,7 +193,7 @@ def check_same_inputs(settings: Any, contents: Mapping[str, object]) -> None:
         for name in MUST_ALL_BE_GIVEN
     }
 
-    def refusal(place: Place, theirs: Mapping[str, str]) -> str:
+    def refusal(place: Rank, theirs: Mapping[str, str]) -> str:
         apart = []
         for name in own | dict(theirs):
             here, there = own.get(name, "none"), theirs.get(name, "none")

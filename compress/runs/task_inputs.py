@@ -16,8 +16,8 @@ from compress.data.teacher_labels import TeacherLabels
 from compress.evaluation.metrics import Score
 from compress.evaluation.predictions import row_logits
 from compress.models.answering import AnsweringTeacher
+from compress.models.families import row_tokens_for
 from compress.models.initialise import RANDOM, is_checkpoint, layers_fit
-from compress.models.packed_inputs import row_tokens_for
 from compress.models.pretrained import Opened
 from compress.models.shapes import Shape
 from compress.progress import Notify, silent
@@ -38,7 +38,7 @@ PIECE_TOKENS = 128  # most tokens of a piece of plain text
 
 
 @dataclass(frozen=True)
-class Answered:
+class TeacherOutputs:
     """What a student learns of a file of answers."""
 
     soft: list[np.ndarray]
@@ -78,7 +78,7 @@ class TaskInputs:
     """A teacher's answers from files."""
     further: list[Example] = field(default_factory=list)
     """Texts that `answers` has and no split has."""
-    answered: Answered | None = None
+    answered: TeacherOutputs | None = None
     """The soft labels that `answers` make."""
     tokens_of: Opened | None = None
     """The checkpoint whose tokenizer the student has, where its vocabulary was trimmed before training."""

@@ -13,7 +13,7 @@ from compress.data.batches import TaskText
 from compress.data.sampler import language_counts
 from compress.evaluation.predictions import shared_row_logits
 from compress.methods.catalogue import LABELS, labels_and_soft_labels
-from compress.models import number_head
+from compress.models import task_heads
 from compress.models.initialise import RANDOM, is_checkpoint, open_start, student_of
 from compress.models.pretrained import Opened, load, open_model
 from compress.progress import advancing, message
@@ -26,7 +26,7 @@ from compress.runs.soft_labels import TRIAL, SoftLabels, fold_of, read_soft_labe
 from compress.runs.task_inputs import TaskInputs
 from compress.training.checkpoint import Progress
 from compress.training.metrics import METRICS, TENSORBOARD
-from compress.training.stage import train_on_task, validating
+from compress.training.stage import train_stage, validating
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
 
@@ -45,7 +45,7 @@ def load_stage(folder: Path, inputs: TaskInputs) -> Any:
 def with_new_head(opened: Opened, inputs: TaskInputs) -> Any:
     """The model of `opened` with a new head for the labels of `inputs`."""
     model = load(opened, inputs.task, inputs.labels)
-    number_head.start_head(model, inputs.train)
+    task_heads.start_head(model, inputs.train)
     return model
 
 
@@ -107,7 +107,7 @@ def make_start(folder: Path, inputs: TaskInputs, teacher: Path | None) -> None:
         new_layers=start == RANDOM,
     )
     if origin["head"] == "new":
-        number_head.start_head(student, inputs.train)
+        task_heads.start_head(student, inputs.train)
     if not teacher:
         name = opened.public_name
         origin = {
@@ -245,13 +245,14 @@ def on_task(
         counts = np.concatenate([often, np.ones(len(texts) - len(labelled))])
     every = min(steps, validate_every or inputs.validate_every(steps))
     with advancing(inputs.notify, what) as shown:
-        return train_on_task(
+        return train_stage(
             LABELS if soft is None else labels_and_soft_labels(soft_weight, given.temperature),
+            None,
             model,
             TaskText(texts, given.batch, given.seed, inputs.validation.ids, soft, counts),
-            labelled,
             stage_settings(given, steps, learning_rate=learning_rate),
             folder=folder / TRAINING,
+            labelled=labelled,
             validation=validating(model, inputs.validation, inputs.splits.validation, every, patience),
             report=shown.step,
         )

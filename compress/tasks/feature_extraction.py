@@ -1,7 +1,6 @@
 """Sentence vectors: a text has a vector, and what counts is how near texts lie to each other. No labels teach it."""
 
-from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -35,12 +34,6 @@ class FeatureExtraction(Task):
     def example_of(self, row: dict[str, Any], columns: Columns) -> Example:
         """ValueError: rows have no labels."""
         raise ValueError(NO_LABELS)
-
-    def labels_in(self, examples: Iterable[Example]) -> tuple[str, ...]:
-        return ()
-
-    def label_counts(self, examples: Iterable[Example]) -> Counter[str]:
-        return Counter()
 
     def encode(self, examples: Sequence[Example], tokenizer: Tokenizer, labels: Sequence[str]) -> Encoded:
         """A row a text, without a target."""

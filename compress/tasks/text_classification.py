@@ -1,7 +1,7 @@
 """Labels of texts: one a text, or any number; of a text, of a pair, or of the relation of two marked parts of a text."""
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from compress.data.label_checks import spelling_warnings
 from compress.data.rows import check_labelled, labels_of, unlabelled_example
 from compress.data.task import Task
 from compress.data.teacher_labels import LEAST, class_logits
-from compress.evaluation.metrics import ACCURACY, MICRO_F1, Metric, Prediction, distance
+from compress.evaluation.metrics import ACCURACY, MICRO_F1, Metric, Prediction
 from compress.models.heads import CLASSES
 from compress.tasks.labels import certain, known, name_faults, written
 from serve.errors import BadInput
@@ -58,11 +58,6 @@ class TextClassification(Task):
     def with_multi_label(self, multi_label: bool) -> Task:
         return replace(self, multi_label=multi_label)
 
-    def needed_columns(self, columns: Columns, names: Container[str]) -> list[str]:
-        """One text or two, and the label."""
-        text, *pair = columns.needed_texts()
-        return [text, "label", *pair]
-
     def example_of(self, row: dict[str, Any], columns: Columns) -> Example:
         """A text, a pair, or a text with head and tail, and its label or labels."""
         check_labelled(row, columns, self)
@@ -81,10 +76,6 @@ class TextClassification(Task):
             sure = np.float32(np.log(1 - LEAST) - np.log(LEAST))
             return np.where(targets == 1, sure, np.where(targets == 0, -sure, 0)).astype(np.float32)
         return certain(targets, len(encoded.labels))
-
-    def labels_in(self, examples: Iterable[Example]) -> tuple[str, ...]:
-        """The classes, sorted."""
-        return tuple(sorted(self.label_counts(examples)))
 
     def label_counts(self, examples: Iterable[Example]) -> Counter[str]:
         """How many texts have each label."""
@@ -145,9 +136,6 @@ class TextClassification(Task):
         often = [encoded.labels[i] for i in np.argsort(-there, kind="stable")]
         for size in range(1, len(often) + 1):
             yield [frozenset(often[:size])] * len(encoded)
-
-    def distance(self, expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> tuple[float, float]:
-        return distance(np.concatenate(expected), np.concatenate(actual), multi_label=self.multi_label)
 
     def instructions(self) -> str:
         """To give one label, or all that apply."""

@@ -1,7 +1,6 @@
 """Numbers: a text, or a pair of texts, has a number."""
 
-from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from serve.text.answers import NUMBER_DIGITS
 from serve.text.labels import NUMBER, REGRESSION
 
 if TYPE_CHECKING:
-    from compress.models.number_head import Unit
+    from compress.models.task_heads import Unit
 
 
 @dataclass(frozen=True)
@@ -38,11 +37,6 @@ class TextRegression(Task):
     share_of_rows = False
     gives = "numbers"
     answer_fields = "label"
-
-    def needed_columns(self, columns: Columns, names: Container[str]) -> list[str]:
-        """One text or two, and the number."""
-        text, *pair = columns.needed_texts()
-        return [text, "label", *pair]
 
     def example_of(self, row: dict[str, Any], columns: Columns) -> Example:
         """A text or a pair, and its number."""
@@ -66,9 +60,6 @@ class TextRegression(Task):
     def labels_in(self, examples: Iterable[Example]) -> tuple[str, ...]:
         """The one label of the models that give numbers."""
         return NUMBER
-
-    def label_counts(self, examples: Iterable[Example]) -> Counter[str]:
-        return Counter()
 
     def check_train(self, splits: Splits) -> None:
         """BadInput with one number throughout."""
@@ -96,7 +87,7 @@ class TextRegression(Task):
         )
 
     def unit_of(self, encoded: Encoded) -> "Unit | None":
-        from compress.models.number_head import unit_of
+        from compress.models.task_heads import unit_of
 
         return unit_of(encoded)
 

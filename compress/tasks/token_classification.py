@@ -18,7 +18,7 @@ from compress.data.tags import tags_fault
 from compress.data.task import Task
 from compress.data.teacher_labels import entity_logits
 from compress.data.text_checks import inside_words
-from compress.evaluation.metrics import ENTITY_F1, Prediction, distance, scored_spans, widened
+from compress.evaluation.metrics import ENTITY_F1, Prediction, scored_spans, widened
 from compress.models.heads import TOKENS
 from compress.tasks.labels import certain, entities_in, name_faults, written
 from serve.errors import BadInput
@@ -47,7 +47,8 @@ class TokenClassification(Task):
 
     def needed_columns(self, columns: Columns, names: Container[str]) -> list[str]:
         """The text with its entities, or words with their tags."""
-        if columns.entities in names or not (columns.tokens in names or columns.tags_in(names)):
+        of_words = columns.tokens in names or columns.tags_in(names)
+        if columns.entities in names or columns.has_spans(names) or not of_words:
             return ["text", "entities"]
         return ["tokens", "tags"]
 
@@ -62,10 +63,6 @@ class TokenClassification(Task):
 
     def certain_logits(self, encoded: Encoded, index: int) -> np.ndarray:
         return certain(encoded.targets[index], len(encoded.labels))
-
-    def labels_in(self, examples: Iterable[Example]) -> tuple[str, ...]:
-        """The labels of entities, sorted."""
-        return tuple(sorted(self.label_counts(examples)))
 
     def label_counts(self, examples: Iterable[Example]) -> Counter[str]:
         """How many entities have each label."""
@@ -136,9 +133,6 @@ class TokenClassification(Task):
                 always = np.zeros((1, len(encoded.labels)), dtype=np.float32)
                 always[0, index] = 1
                 yield self.predictions(encoded, [np.repeat(always, len(rows), axis=0) for rows in encoded.rows])
-
-    def distance(self, expected: Sequence[np.ndarray], actual: Sequence[np.ndarray]) -> tuple[float, float]:
-        return distance(np.concatenate(expected), np.concatenate(actual), multi_label=False)
 
     def instructions(self) -> str:
         return INSTRUCTIONS

@@ -1,6 +1,6 @@
 """One training: a student learns the objective of a stage, from a teacher, from labels, or from both."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,12 +30,10 @@ from compress.methods.objectives import (
 )
 from compress.methods.presets import Schedule
 from compress.models.activations import Activations, Part, assembled, read
-from compress.models.embedding_rows import rows_in_use
-from compress.models.families import FAMILIES, Family, encoder_of, layers_of
-from compress.models.number_head import Unit, standardised
-from compress.models.packed_inputs import kept_apart
+from compress.models.families import FAMILIES, encoder_of, kept_apart, layers_of
 from compress.models.precision import weights_in
 from compress.models.sharded_layers import check_equal_shares, is_sharded, shard_layers
+from compress.models.task_heads import standardised
 from compress.models.unilm import asked_words
 from compress.training.checkpoint import Progress
 from compress.training.loop import Report, Validation, device_of_process, train
@@ -84,11 +82,11 @@ def train_stage(
     stage: Stage,
     teacher: Any,
     student: Any,
-    family: Family,
     text: Text,
     settings: StageSettings,
     *,
     folder: Path,
+    labelled: Encoded | None = None,
     projections: Projections | None = None,
     validation: Callable[[np.ndarray | None], Validation] | None = None,
     report: Report | None = None,
@@ -96,17 +94,18 @@ def train_stage(
     """Train `student` in place on the objective of `stage`.
 
     Only the parts of both models that the objective reads are computed. If it compares the values of the student's last layer,
-    that layer's output projection and feed-forward keep their first weights.
+    that layer's output projection and feed-forward keep their first weights. Numbers are learned in deviations from their mean
+    (`compress.models.task_heads`).
 
     Args:
         stage: the objective, the part of the student that trains, rate and schedule.
-        teacher: not changed, unless `settings.teacher_shard` cuts it; None if the objective needs labels alone. An objective on
-            outputs needs the same kind of head.
-        student: of the same vocabulary; its family is that of its configuration.
-        family: the teacher's module paths.
-        text: the text that both read.
+        teacher: not changed, unless `settings.teacher_shard` cuts it; None if the objective needs labels alone, or logits that come with
+            `text`. An objective on outputs needs the same kind of head.
+        student: of the same vocabulary.
+        text: the text that both read: of a task a `TaskText`.
         settings: steps, seed and precision.
         folder: for checkpoints.
+        labelled: of a task, the texts with labels, of which those of a head are `labelled.labels`, by index.
         projections: the learned maps of the objective; new ones if not given.
         validation: makes the `Validation` by which the best weights are kept; without it the last are. It is called with
             `remap`, which maps token ids to rows of narrowed embeddings, or None.
@@ -123,8 +122,13 @@ def train_stage(
     torch.manual_seed(settings.seed)
     maps = projections or Projections(objective, (student if teacher is None else teacher).config, student.config)
     with ExitStack() as stack:
+        if labelled is not None and (unit := labelled.task.unit_of(labelled)):
+            assert isinstance(text, TaskText)
+            text = replace(text, texts=unit.texts(text.texts), soft=None if text.soft is None else unit.soft(text.soft))
+            stack.enter_context(standardised(unit, *(model for model in (student, teacher) if model is not None)))
         if teacher is not None and settings.teacher_shard:
             check_equal_shares(settings.accumulate)
+            family = FAMILIES[teacher.config.model_type]
             shard_layers(teacher.eval(), family, device_of_process(settings.device), settings.precision)
         elif teacher is not None:
             teacher.eval().to(device_of_process(settings.device))
@@ -135,7 +139,7 @@ def train_stage(
         batches = stack.enter_context(closing(Prefetcher(text.at, schedule.steps)))
 
         def loss_at(step: int, share: Share) -> dict[str, Tensor]:
-            return step_losses(objective, teacher, student, family, part_of(batches.at(step), share), maps, remap)
+            return step_losses(objective, teacher, student, part_of(batches.at(step), share), maps, remap)
 
         return train(
             _Trained(student, maps) if maps.maps else student,
@@ -152,45 +156,6 @@ def train_stage(
             batches=batches,
             report=report,
         )
-
-
-def train_on_task(
-    stage: Stage,
-    student: Any,
-    text: TaskText,
-    labelled: Encoded,
-    settings: StageSettings,
-    *,
-    folder: Path,
-    teacher: Any = None,
-    projections: Projections | None = None,
-    validation: Callable[[np.ndarray | None], Validation] | None = None,
-    report: Report | None = None,
-) -> Progress:
-    """`train_stage` on the texts of a task; see there. Numbers are learned in deviations from their mean (`compress.models.number_head`).
-
-    Args:
-        stage: its objective may read the labels, the teacher, or the logits that come with `text`.
-        student: has a head whose labels are `labelled.labels`, by index.
-        text: the labelled texts, and those that a teacher alone labels.
-        labelled: the former.
-        settings: steps, seed and precision.
-        folder: for checkpoints.
-        teacher: with a head of the same labels.
-        projections: the learned maps of the objective.
-        validation: see `validating`.
-        report: called after each step.
-    """
-    unit, heads = labelled.task.unit_of(labelled), list[Any]()
-    if unit:
-        heads = [model for model in (student, teacher) if model is not None]
-        text = replace(text, texts=unit.texts(text.texts), soft=None if text.soft is None else unit.soft(text.soft))
-    family = FAMILIES[(student if teacher is None else teacher).config.model_type]
-    with standardised(unit or Unit(), *heads):
-        return train_stage(
-            stage, teacher, student, family, text, settings, folder=folder, projections=projections, validation=validation,
-            report=report,
-        )  # fmt: skip
 
 
 def validation_interval(steps: int, steps_per_epoch: int) -> int:
@@ -219,7 +184,6 @@ def step_losses(
     objective: Objective,
     teacher: Any,
     student: Any,
-    family: Family,
     batch: Batch,
     projections: Projections,
     remap: np.ndarray | None,
@@ -238,10 +202,11 @@ def step_losses(
         if objective.layers:
             expect(batch.inputs["attention_mask"], on_cpu.inputs["attention_mask"])
         with torch.no_grad():
+            family = FAMILIES[teacher.config.model_type]
             if not is_sharded(layers_of(teacher, family)[0]):
                 teacher.to(device)
             if batch.teacher_activations is None:
-                theirs = _read(teacher, family, objective, batch, teacher=True)
+                theirs = _read(teacher, objective, batch, teacher=True)
             else:
                 kept = {Part(*part): value for part, value in batch.teacher_activations.items()}
                 theirs = assembled(teacher, family, kept, objective.teacher_parts())
@@ -249,8 +214,7 @@ def step_losses(
     if remap is not None:
         rows = torch.from_numpy(remap[on_cpu.inputs["input_ids"].numpy()])
         seen = replace(batch, inputs=batch.inputs | {"input_ids": moved(rows, device)})
-    own = FAMILIES[student.config.model_type]
-    ours = _read(student, own, objective, seen, teacher=False)
+    ours = _read(student, objective, seen, teacher=False)
     heads = student.config.num_attention_heads
     inside = layer_losses(objective.layers, theirs, ours, batch.inputs["attention_mask"], heads, projections)
     terms = {name: batch.weights.texts * loss for name, loss in inside.items()}
@@ -300,7 +264,40 @@ def rows_narrowed(student: Any, text: Text, objective: Objective) -> Iterator[np
             yield remap
 
 
-def _read(model: Any, family: Family, objective: Objective, batch: Batch, *, teacher: bool) -> Activations:
+@contextmanager
+def rows_in_use(model: Any, ids: Iterable[np.ndarray], pad_id: int) -> Iterator[np.ndarray]:
+    """Context in which `model` holds only the embedding rows of `ids`; afterwards it has the whole table with the trained rows.
+
+    A row whose token never occurs has no gradient, so Adam's moments for it stay 0 and the row never changes (embeddings have no weight
+    decay here). Leaving it out changes no result and saves the optimiser's pass over it. Embeddings are two thirds of the parameters of a
+    3x384 student.
+
+    Yields:
+        `remap`, so that `remap[token id]` is the row of that token. The pad token, that of the tokenizer and that of the model, and all
+        ids below it keep their rows, because some families count positions from the pad id.
+    """
+    whole: nn.Embedding = model.get_input_embeddings()
+    seen = np.zeros(whole.num_embeddings, dtype=bool)
+    seen[: max(pad_id, getattr(model.config, "pad_token_id", None) or 0) + 1] = True
+    for some in ids:
+        seen[some] = True
+    used = np.flatnonzero(seen)
+    remap = np.zeros(whole.num_embeddings, dtype=np.int64)
+    remap[used] = np.arange(len(used))
+    rows = torch.from_numpy(used).to(whole.weight.device)
+    narrow = nn.Embedding(len(used), whole.embedding_dim, padding_idx=whole.padding_idx)
+    narrow.weight.data = whole.weight.data[rows].clone()
+    model.set_input_embeddings(narrow)
+    try:
+        yield remap
+    finally:
+        whole.to(narrow.weight.device)  # training may have moved the model
+        whole.weight.data[rows.to(whole.weight.device)] = narrow.weight.data
+        model.set_input_embeddings(whole)
+
+
+def _read(model: Any, objective: Objective, batch: Batch, *, teacher: bool) -> Activations:
+    family = FAMILIES[model.config.model_type]
     wanted = objective.teacher_parts() if teacher else objective.student_parts()
     output = objective.asks_teacher if teacher else bool(objective.outputs)
     if batch.generates:

@@ -12,7 +12,7 @@ import numpy as np
 
 from compress.data.encoded import Encoded
 from compress.data.examples import Example
-from compress.data.subset import Row, subset
+from compress.data.sampler import Row, subset
 from export.graph.exact_sums import with_exact_sums
 from export.graph.exporter import GraphInfo, export_graph, write_model
 from export.graph.fusions import fused, joined, missing, operators_of, session_operators

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compress.data.subset import subset
+from compress.data.sampler import subset
 from export.graph.exporter import write_model
 from export.graph.nodes import Wiring
 from export.precision.calibration import tensor_ranges

@@ -17,7 +17,7 @@ import numpy as np
 from compress.data.batches import batches_by_length
 from compress.data.encoded import Encoded
 from compress.data.examples import Example
-from compress.data.subset import subset
+from compress.data.sampler import subset
 from compress.evaluation.metrics import Prediction, Score
 from export.graph.exact_sums import with_exact_sums
 from export.graph.nodes import Wiring

@@ -137,7 +137,7 @@ def _of_spans(path: Path, **options: Any) -> "PreTrainedModel":
     """A model of questions, whose one output is both logits of each token, as in a bundle."""
     import transformers
 
-    from compress.models.span_logits import with_span_logits
+    from compress.models.task_heads import with_span_logits
 
     model: PreTrainedModel = with_span_logits(
         transformers.AutoModelForQuestionAnswering.from_pretrained(path, **options)

@@ -3,7 +3,7 @@
 import statistics
 from typing import Any
 
-from stillroom.report.formats import Table, table
+from stillroom.report.formats import Cell, Table, table
 from stillroom.report.pages import rendered
 
 METRICS = {
@@ -36,8 +36,8 @@ def beside(document: dict[str, Any]) -> Table:
     """
     ours = {row["task"]: row for row in reversed(document["rows"])}  # the first metric of each
     tasks = list(dict.fromkeys(row["task"] for row in document["rows"]))
-    cells: dict[str, list[str | None]] = {task: [_percent(ours[task]["mean"])] for task in tasks}
-    means: list[str | None] = [_percent(statistics.fmean(ours[task]["mean"] for task in tasks))]
+    cells: dict[str, list[Cell]] = {task: [_percent(ours[task]["mean"])] for task in tasks}
+    means: list[Cell] = [_percent(statistics.fmean(ours[task]["mean"] for task in tasks))]
     for row in document["published"]:
         scores = row["scores"] | {
             name: row["scores"][whole] for name, whole in {"MNLI-m": "MNLI"}.items() if whole in row["scores"]

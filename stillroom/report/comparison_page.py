@@ -5,7 +5,7 @@ from typing import Any
 
 from stillroom.report import formats
 from stillroom.report.drawings import Interval, intervals
-from stillroom.report.formats import Estimate, Table, score, scored, size, table
+from stillroom.report.formats import Table, difference, score, scored, scored_as, size, table
 from stillroom.report.pages import rendered
 
 CHOICES = {"start": "{}", "teacher_layer": "teacher layer {}", "distill_tokens": "{:,} tokens"}
@@ -22,7 +22,7 @@ def compared(document: dict[str, Any]) -> Table:
         ("teacher layer", [row["teacher_layer"] if "teacher_layer" in several else None for row in rows]),
         ("mean", [scored(row["mean"], row["low"], row["high"]) for row in rows]),
         ("sd over seeds", [score(row["standard_deviation"]) for row in rows]),
-        ("against labels", [_difference(row["less_labels"]) for row in rows]),
+        ("against labels", [difference(row["less_labels"]) for row in rows]),
         ("plain text", [f"{row['plain_tokens']:,} tokens" if row["plain_tokens"] else "" for row in rows]),
         ("label rate", [f"{row['label_learning_rate']:g}" for row in rows]),
         ("validation by rate", [_by_rate(row) for row in rows]),
@@ -43,21 +43,6 @@ def _by_rate(row: dict[str, Any]) -> str | None:
     return "; ".join(tried) if tried[1:] else None
 
 
-def _cost_of_rates(document: dict[str, Any]) -> str:
-    """What the choice of the learning rates cost; empty where there was none."""
-    seconds = sum(row["choice_seconds"] for row in document["rows"])
-    if not any(row["label_rates"][1:] for row in document["rows"]):
-        return ""
-    return (
-        "The learning rate of the last training on the task (label rate) is the best on validation with seed 0. The trainings that were "
-        f"not taken cost {seconds / 60:.1f} minutes more, which the table leaves out."
-    )
-
-
-def _difference(less: dict[str, float] | None) -> Estimate | None:
-    return None if less is None else Estimate(*(f"{less[key]:+.4f}" for key in ("value", "low", "high")))
-
-
 def markdown(document: dict[str, Any]) -> str:
     """The table in Markdown, with 95 % intervals in brackets."""
     made = compared(document)
@@ -66,7 +51,14 @@ def markdown(document: dict[str, Any]) -> str:
 
 def page(document: dict[str, Any]) -> str:
     """One self-contained HTML document."""
-    teacher, best, several = document["teacher"], document["best"], _several(document)
+    best, several = document["best"], _several(document)
+    chosen_s = sum(row["choice_seconds"] for row in document["rows"])
+    cost = (
+        "The learning rate of the last training on the task (label rate) is the best on validation with seed 0. The trainings that were "
+        f"not taken cost {chosen_s / 60:.1f} minutes more, which the table leaves out."
+    )
+    export = document.get("export") or {"bundle": None, "report": None}  # what became of `--export best`
+    missed = f"No bundle was written, because a gate was missed: {export['report']} says which."
     named = f"{document['metric'].replace('_', ' ')} on test, mean over {document['settings']['seeds']} seeds"
     return rendered(
         "comparison.html",
@@ -74,10 +66,10 @@ def page(document: dict[str, Any]) -> str:
             "title": "Methods compared",
             "document": document,
             "named": named,
-            "teacher": scored(teacher["value"], teacher["low"], teacher["high"]),
-            "cost": _cost_of_rates(document),
+            "teacher": scored_as(document["teacher"]),
+            "cost": cost if any(row["label_rates"][1:] for row in document["rows"]) else "",
             "best": f"Best on validation: {name_of(best, several)}, seed {best['seed']}.",
-            "bundle": _bundle(document.get("export")),
+            "bundle": f"Its bundle is {export['bundle']}." if export["bundle"] else missed if export["report"] else "",
             "table": compared(document),
             "means": intervals(
                 [
@@ -86,7 +78,7 @@ def page(document: dict[str, Any]) -> str:
                 ]
             ),
             "losses": [
-                (name_of(row, several), {stage: _losses_in_words(of) for stage, of in row["losses"].items()})
+                (name_of(row, several), {stage: _ranges(of) for stage, of in row["losses"].items()})
                 for row in document["rows"]
             ],
         },
@@ -99,16 +91,7 @@ def name_of(row: dict[str, Any], several: Collection[str] = ()) -> str:
     return ", ".join([row["method"], row["student"], *chosen])
 
 
-def _bundle(export: dict[str, Any] | None) -> str:
-    """What became of `--export best`."""
-    if not export:
-        return ""
-    if not export["bundle"]:
-        return f"No bundle was written, because a gate was missed: {export['report']} says which."
-    return f"Its bundle is {export['bundle']}."
-
-
-def _losses_in_words(stage: dict[str, Any]) -> dict[str, object]:
-    """Ranges over seeds, as text."""
+def _ranges(stage: dict[str, Any]) -> dict[str, object]:
+    """The losses of a stage: ranges over seeds, as text."""
     ranges = {name: value for name, value in stage.items() if name != "steps"}
     return {"steps": stage["steps"]} | {name: f"{low:.4g} to {high:.4g}" for name, (low, high) in ranges.items()}

@@ -68,11 +68,22 @@ def page(document: dict[str, Any], shown: Sequence[dict[str, Any]]) -> str:
     rows, clusters = document["layers"], cluster_table(document)
     by_head = [row for row in rows if row["attention_by_head"]]
     heads = range(len(by_head[0]["attention_by_head"]) if by_head else 0)
+    models = [
+        f"{name.capitalize()} {model['name']} ({model['layers']} layers, {model['heads']} heads, {model['width']} wide)"
+        for name, model in ((name, document[name]) for name in MODELS)
+    ]
+    of = "" if document["texts"] == document["texts_in_data"] else f" of {document['texts_in_data']:,}"
+    texts = f"{document['texts']:,}{of} texts with {document['tokens']:,} tokens"
+    cut = (
+        f", {document['truncated']:,} of them cut after {document['max_length']} tokens"
+        if document["truncated"]
+        else ""
+    )
     return rendered(
         "explain.html",
         {
             "title": "What the student learned",
-            "about": _about(document),
+            "about": f"{'. '.join(models)}. {texts}{cut}. This page holds texts of the data.",
             "document": document
             | {"settings": {key: value for key, value in document["settings"].items() if value not in ("", ())}},
             "layers": layer_table(document),
@@ -91,21 +102,6 @@ def page(document: dict[str, Any], shown: Sequence[dict[str, Any]]) -> str:
             "script_hash": f"sha256-{script_hash}",
         },
     )
-
-
-def _about(document: dict[str, Any]) -> str:
-    named = [
-        f"{name.capitalize()} {model['name']} ({model['layers']} layers, {model['heads']} heads, {model['width']} wide)"
-        for name, model in ((name, document[name]) for name in MODELS)
-    ]
-    of = "" if document["texts"] == document["texts_in_data"] else f" of {document['texts_in_data']:,}"
-    texts = f"{document['texts']:,}{of} texts with {document['tokens']:,} tokens"
-    cut = (
-        f", {document['truncated']:,} of them cut after {document['max_length']} tokens"
-        if document["truncated"]
-        else ""
-    )
-    return f"{'. '.join(named)}. {texts}{cut}. This page holds texts of the data."
 
 
 def _layers(row: dict[str, Any]) -> str:

@@ -1,8 +1,8 @@
 """Values as text, and tables as data, which the templates lay out and `markdown` writes."""
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 
 class Estimate(NamedTuple):
@@ -56,15 +56,15 @@ def table(*columns: tuple[str, Sequence[Cell]]) -> Table:
     """The table of `(header, cells)` columns, without empty ones. The first cell of a row names the row."""
     kept = [(name, list(cells)) for name, cells in columns if any(cell is not None for cell in cells)]
     rows = [list(row) for row in zip(*(cells for _, cells in kept), strict=True)]
-    return Table(
-        [name for name, _ in kept], rows, [i > 0 and all(map(_is_numeric, cells)) for i, (_, cells) in enumerate(kept)]
-    )
+    numeric = [i > 0 and all(map(_is_numeric, cells)) for i, (_, cells) in enumerate(kept)]
+    return Table([name for name, _ in kept], rows, numeric)
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
     """A table in Markdown, the first column aligned left and the others right."""
     lines: list[Sequence[Cell]] = [header, ["---", *("---:" for _ in header[1:])], *rows]
-    return "".join(f"| {' | '.join(_markdown_cell(cell) for cell in line)} |\n" for line in lines)
+    escaped = str.maketrans({"\\": "\\\\", "|": "\\|", "\n": " ", "<": "&lt;"})
+    return "".join(f"| {' | '.join(written(cell).translate(escaped) for cell in line)} |\n" for line in lines)
 
 
 def written(value: object) -> str:
@@ -103,6 +103,16 @@ def scored(value: float, low: float | None, high: float | None) -> Estimate:
     return Estimate(*(f"{x:.4f}" for x in (value, *ends)))
 
 
+def scored_as(found: Mapping[str, Any]) -> Estimate:
+    """A task metric that a document holds as `value`, `low` and `high`."""
+    return scored(found["value"], found["low"], found["high"])
+
+
+def difference(found: Mapping[str, float] | None) -> Estimate | None:
+    """The difference of two metrics, held the same way, with its sign; None where nothing was compared."""
+    return None if found is None else Estimate(*(f"{found[key]:+.4f}" for key in ("value", "low", "high")))
+
+
 def size(size_bytes: int | None) -> str | None:
     """Bytes as text, in powers of ten.
 
@@ -115,10 +125,6 @@ def size(size_bytes: int | None) -> str | None:
         if size_bytes >= bytes_of_unit:
             return f"{number(size_bytes / bytes_of_unit)} {unit}"
     return f"{size_bytes} B"
-
-
-def _markdown_cell(cell: Cell) -> str:
-    return written(cell).replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
 
 
 def _is_numeric(cell: Cell) -> bool:

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from latency.measure.result_document import Budget, ModelRow, Peaks, ProfileDocument, SingleStream
+from latency.measure.result_document import Budget, ModelRow, ProfileDocument, SingleStream
 from stillroom.report.charts import (
     Axis,
     Plane,
@@ -26,7 +26,7 @@ from stillroom.report.charts import (
     upright,
     whisker,
 )
-from stillroom.report.drawings import Chart, Key, Shape, words
+from stillroom.report.drawings import Chart, Key, words
 from stillroom.report.formats import number, percent, score
 
 CURVE_POINTS = 160  # of a distribution; a phone shows no more
@@ -141,8 +141,11 @@ def lengths(document: ProfileDocument) -> Chart | None:
         middle = [(one.tokens, one.p50_ms) for one in bins]
         parts.append(line(plane, middle, kind_of(i)))
         parts += [dot(plane, point, kind_of(i), radius_px=2.5) for point in middle]
-    lasts = [(bins[-1].tokens, bins[-1].p50_ms) for _, _, bins in shown]
-    parts.append(_at_the_end(plane, lasts, [str(i + 1) for i, _, _ in shown]))
+    # Numbers are at the right ends of the lines, moved apart where ends are close.
+    ends = [plane.at((bins[-1].tokens, bins[-1].p50_ms)) for _, _, bins in shown]
+    heights_px = spread_px([y for _, y in ends])
+    numbers = zip(shown, ends, heights_px, strict=True)
+    parts.append([words(str(i + 1), x, y + 4, kind="halo label", dx=8) for (i, _, _), (x, _), y in numbers])
     legend = [Key(i, row["name"], "", "line") for i, row, _ in shown]
     return plot(plane, parts, "run time against length in tokens, by model", legend)
 
@@ -173,7 +176,12 @@ def length_bins(timed: SingleStream) -> list[LengthBin]:
 def roofline(document: ProfileDocument) -> Chart | None:
     """The rate that the machine can reach at each arithmetic intensity, and the rate of each model."""
     peaks = document.get("peaks", {})
-    ceilings = _ceilings(peaks)
+    known = {
+        "fp32": peaks.get("fp32_gflop_per_s"),
+        "bf16": peaks.get("bf16_gflop_per_s"),
+        "int8": peaks.get("int8_gflop_per_s"),
+    }
+    ceilings = [(precision, height) for precision, height in known.items() if height and 0 < height < math.inf]
     bandwidth = peaks.get("bandwidth_gb_per_s")
     shown = [
         (i, row, cost["flops_per_text"] / cost["bytes_per_text"], cost["gflop_per_s"])
@@ -183,7 +191,7 @@ def roofline(document: ProfileDocument) -> Chart | None:
     ]
     if not shown or not ceilings or not bandwidth:
         return None
-    alone = {i: single_stream_gflop_per_s(row) for i, row, _, _ in shown}
+    alone = {i: _gflop_per_s_alone(row) for i, row, _, _ in shown}
     rates = [rate for _, _, _, rate in shown] + [rate for rate in alone.values() if rate is not None]
     ridges = [height / bandwidth for _, height in ceilings]
     plane = Plane(
@@ -208,7 +216,7 @@ def roofline(document: ProfileDocument) -> Chart | None:
     return plot(plane, parts, "roofline: rate of computing against arithmetic intensity", legend)
 
 
-def single_stream_gflop_per_s(row: ModelRow) -> float | None:
+def _gflop_per_s_alone(row: ModelRow) -> float | None:
     """A model's rate on one text at a time: the flop of the mean text over the mean run time."""
     timed = row.get("single_stream")
     if timed is None or not len(calls(timed)) or "flops_per_text" not in row["cost"]:
@@ -242,7 +250,10 @@ def server(document: ProfileDocument) -> Chart | None:
     parts += [level(plane, bound_ms, f"bound {number(bound_ms)} ms") for bound_ms in bounds_ms]
     lasts = [((listed[-1]["rate_per_s"], listed[-1]["p99_ms"]), str(i + 1)) for i, _, listed in shown]
     parts.append(labels(plane, lasts))
-    legend = [Key(i, row["name"], _held(row["server"]["rate_per_s"]), "line") for i, row, _ in shown]
+    rates = [row["server"]["rate_per_s"] for _, row, _ in shown]
+    notes = [f"up to {number(rate)} a second" if rate else "at no rate tried" for rate in rates]
+    named = zip(shown, notes, strict=True)
+    legend = [Key(i, row["name"], f"within the bound {note}", "line") for (i, row, _), note in named]
     return plot(plane, parts, "p99 against the rate of arrivals, by model", legend)
 
 
@@ -286,23 +297,6 @@ def _steps(corners: Sequence[Point], plane: Plane) -> list[Point]:
     return [*path, (plane.x.high, corners[-1][1])]
 
 
-def _at_the_end(plane: Plane, points: Sequence[Point], texts: Sequence[str]) -> list[Shape]:
-    """`texts` at the right ends of lines, moved apart where ends are close."""
-    heights_px = spread_px([plane.at(point)[1] for point in points])
-    ends = [plane.at(point)[0] for point in points]
-    return [words(text, x, y + 4, kind="halo label", dx=8) for x, y, text in zip(ends, heights_px, texts, strict=True)]
-
-
-def _ceilings(peaks: Peaks) -> list[tuple[str, float]]:
-    """Precision and GFLOP/s of each measured peak."""
-    known = {
-        "fp32": peaks.get("fp32_gflop_per_s"),
-        "bf16": peaks.get("bf16_gflop_per_s"),
-        "int8": peaks.get("int8_gflop_per_s"),
-    }
-    return [(precision, height) for precision, height in known.items() if height and 0 < height < math.inf]
-
-
 def _side_by_side(axis: Axis, shown: Sequence[tuple[int, ModelRow, float, float]]) -> list[float]:
     """The x of each model on `axis`. Models of nearly the same intensity, such as those of one precision, are drawn side by side."""
     intensities = [intensity for _, _, intensity, _ in shown]
@@ -323,9 +317,3 @@ def _reached(row: ModelRow) -> str:
         f"{bandwidth_share} of the bandwidth on one text" if bandwidth_share else "",
     ]
     return ", ".join(filter(None, said))
-
-
-def _held(rate_per_s: float) -> str:
-    return (
-        f"within the bound up to {number(rate_per_s)} a second" if rate_per_s else "within the bound at no rate tried"
-    )

@@ -1,13 +1,11 @@
 """The page of a profile: which model to choose, its costs, and how they were measured."""
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from latency.measure.machine import machine_line
-from latency.measure.result_document import Budget, ModelRow, ProfileDocument, RatioRow, SingleStream
-from stillroom.report.doubts import doubts
-from stillroom.report.formats import Cell, Estimate, Table, markdown, number, score, scored, size, table
-from stillroom.report.latency_table import PAIRED, all_figures, shapes, speed_up
+from latency.measure.result_document import Budget, ProfileDocument, RatioRow
+from stillroom.report.formats import Cell, Estimate, markdown, number, score, scored_as, size, table
 from stillroom.report.pages import rendered
 from stillroom.report.profile_charts import distribution, lengths, pareto, roofline, server
 from stillroom.report.profile_sections import (
@@ -23,13 +21,22 @@ from stillroom.report.profile_sections import (
     threads_of,
     timing_conditions,
 )
-
-Percentile = Literal["p50", "p99"]
+from stillroom.report.timings import PAIRED, all_figures, doubts, shapes, speed_up
 
 
 def profile_page(document: ProfileDocument, title: str = "Profile") -> str:
     """One self-contained HTML document, the answer first. Sections without measurements are left out."""
-    models = document.get("models", [])
+    models, front = document.get("models", []), document.get("front", [])
+    named = [model._replace(about="on the front" if model.name in front else "") for model in models_of(document)]
+    # Each note once, after the names of its models.
+    of_note: dict[str, list[str]] = {}
+    for row in models:
+        for note in row["notes"]:
+            of_note.setdefault(note, []).append(row["name"])
+    noted = [
+        f"{'all models' if len(names) == len(models) > 1 else ', '.join(names)}: {note}"
+        for note, names in of_note.items()
+    ]
     values: dict[str, object] = {
         "title": title,
         "about": _about(document),
@@ -37,10 +44,10 @@ def profile_page(document: ProfileDocument, title: str = "Profile") -> str:
         "verdict": _verdict(document["budget"]) if "budget" in document else "",
         "lines": [*_front_lines(document), *_speed_lines(document)],
         "doubts": doubts(document),
-        "models": _models(document),
+        "models": table(("model", named), *_model_columns(document)) if named else table(),
         "speed_ups": _speed_ups(document),
         "has": {part for row in models for part in row},
-        "left_out": [*document.get("left_out", []), *_left_out(models)],
+        "left_out": [*document.get("left_out", []), *noted],
         "pareto": pareto(document),
         "distribution": distribution(document),
         "lengths": lengths(document),
@@ -68,38 +75,23 @@ def profile_markdown(document: ProfileDocument) -> str:
 
     The line above says what was measured, when and on which machine; the line below explains the columns.
     """
-    above, below = f"`stillroom profile`: {_about(document)}", _legend(document)
+    above, front = f"`stillroom profile`: {_about(document)}", document.get("front", [])
     if "budget" in document:
         above = f"{above}. {_verdict(document['budget'])}"
-    grid = _markdown(all_figures(document))
-    if not document.get("models"):
-        return f"{above}\n\n{grid}\n{below}\n"
-    front = document.get("front", [])
-    main = table(
-        ("model", [row["name"] for row in document["models"]]),
-        ("front", ["yes" if row["name"] in front else None for row in document["models"]]),
-        *_model_columns(document),
-    )
-    return f"{above}\n\n{_markdown(main)}\n{grid}\n{below}\n"
-
-
-def _markdown(written: Table) -> str:
-    return markdown(written.header, written.rows)
-
-
-def _legend(document: ProfileDocument) -> str:
-    """One line that explains the columns of the tables."""
-    said = []
-    if document.get("front"):
-        said.append("front: no other model here is at least as good and as fast.")
-    said.append("In brackets: 95 % intervals.")
-    if document["ratios"]:
-        said.append(PAIRED)
-    said.append(
-        "doubts: the number of reasons to doubt a row (few samples, wide spread, drift, other load); report.json lists them."
-    )
-    said += [f"Left out: {line}." for line in document.get("left_out", [])]
-    return " ".join(said)
+    tables = [all_figures(document)]
+    if models := document.get("models"):
+        names = [row["name"] for row in models]
+        on_front = ["yes" if name in front else None for name in names]
+        tables.insert(0, table(("model", names), ("front", on_front), *_model_columns(document)))
+    below = [
+        *(["front: no other model here is at least as good and as fast."] if front else []),
+        "In brackets: 95 % intervals.",
+        *([PAIRED] if document["ratios"] else []),
+        "doubts: the number of reasons to doubt a row (few samples, wide spread, drift, other load); report.json lists them.",
+        *(f"Left out: {line}." for line in document.get("left_out", [])),
+    ]
+    grids = "\n".join(markdown(made.header, made.rows) for made in tables)
+    return f"{above}\n\n{grids}\n{' '.join(below)}\n"
 
 
 def answer_lines(document: ProfileDocument) -> list[str]:
@@ -140,7 +132,8 @@ def _speed_lines(document: ProfileDocument) -> list[str]:
     timed = [row for row in document.get("models", []) if "single_stream" in row]
     if timed:
         fastest = min(timed, key=lambda row: row["single_stream"]["p50_ms"])
-        p50 = _timed(fastest["single_stream"], "p50")
+        p50 = _percentile(fastest, "p50")
+        assert p50
         said = f"{p50.value} ms [{p50.low}, {p50.high}]" if p50.low else f"{p50.value} ms"
         p99_ms = number(fastest["single_stream"]["p99_ms"])
         first = "Fastest on one text" if len(timed) > 1 else "One text at a time"
@@ -213,22 +206,6 @@ def _about(document: ProfileDocument) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _models(document: ProfileDocument) -> Table:
-    front = document.get("front", [])
-    named = [model._replace(about="on the front" if model.name in front else "") for model in models_of(document)]
-    return table(("model", named), *_model_columns(document)) if named else table()
-
-
-def _left_out(models: Sequence[ModelRow]) -> list[str]:
-    """Each note once, after the names of its models."""
-    notes = dict.fromkeys(note for row in models for note in row["notes"])
-    of_note = {note: [row["name"] for row in models if note in row["notes"]] for note in notes}
-    return [
-        f"{'all models' if len(names) == len(models) > 1 else ', '.join(names)}: {note}"
-        for note, names in of_note.items()
-    ]
-
-
 def _model_columns(document: ProfileDocument) -> list[tuple[str, Sequence[Cell]]]:
     """The columns of the main table without the names, a cell for each model."""
     models = document["models"]
@@ -236,13 +213,20 @@ def _model_columns(document: ProfileDocument) -> list[tuple[str, Sequence[Cell]]
     metric = next((row["metric"]["name"] for row in models if "metric" in row), "metric")
     bounds_ms = {row["server"]["bound_ms"] for row in models if "server" in row}
     bound = f" ({number(bounds_ms.pop())} ms)" if len(bounds_ms) == 1 else ""
+    offline = [
+        Estimate(*map(number, (row["offline"]["texts_per_s"], *row["offline"]["interval"])))
+        if "offline" in row
+        else None
+        for row in models
+    ]
+    rates = [row["server"]["rate_per_s"] if "server" in row else None for row in models]
     return [
-        (metric, [_metric(row) for row in models]),
-        ("p50 ms", [_single_stream(row, "p50") for row in models]),
-        ("p99 ms", [_single_stream(row, "p99") for row in models]),
+        (metric, [scored_as(row["metric"]) if "metric" in row else None for row in models]),
+        ("p50 ms", [_percentile(row, "p50") for row in models]),
+        ("p99 ms", [_percentile(row, "p99") for row in models]),
         ("speed-up", [speed_up(ratios.get(row["name"])) for row in models]),
-        ("offline, texts/s", [_offline(row) for row in models]),
-        (f"server, texts/s{bound}", [_server_rate(row) for row in models]),
+        ("offline, texts/s", offline),
+        (f"server, texts/s{bound}", [None if rate is None else number(rate) if rate else "no rate" for rate in rates]),
         ("cold start, ms", [row["cost"].get("cold_start_ms") for row in models]),
         ("peak memory", [size(row["cost"].get("memory_peak_bytes")) for row in models]),
         ("size", [size(row["cost"].get("size_bytes")) for row in models]),
@@ -250,27 +234,9 @@ def _model_columns(document: ProfileDocument) -> list[tuple[str, Sequence[Cell]]
     ]
 
 
-def _metric(row: ModelRow) -> Estimate | None:
-    metric = row.get("metric")
-    return None if metric is None else scored(metric["value"], metric["low"], metric["high"])
-
-
-def _single_stream(row: ModelRow, percentile: Percentile) -> Estimate | None:
-    return _timed(row["single_stream"], percentile) if "single_stream" in row else None
-
-
-def _timed(timed: SingleStream, percentile: Percentile) -> Estimate:
-    """A percentile of one text at a time; the interval is empty where it is not known."""
-    value_ms = timed["p50_ms"] if percentile == "p50" else timed["p99_ms"]
-    return Estimate(*map(number, (value_ms, *timed["intervals_ms"].get(percentile, ()))))
-
-
-def _offline(row: ModelRow) -> Estimate | None:
-    offline = row.get("offline")
-    return None if offline is None else Estimate(*map(number, (offline["texts_per_s"], *offline["interval"])))
-
-
-def _server_rate(row: ModelRow) -> Cell:
-    if "server" not in row:
+def _percentile(row: Mapping[str, Any], percentile: str) -> Estimate | None:
+    """`p50` or `p99` of one text at a time; the interval is empty where it is not known. None where it was not timed."""
+    if "single_stream" not in row:
         return None
-    return number(row["server"]["rate_per_s"]) if row["server"]["rate_per_s"] else "no rate"
+    timed = row["single_stream"]
+    return Estimate(*map(number, (timed[f"{percentile}_ms"], *timed["intervals_ms"].get(percentile, ()))))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from latency.measure.result_document import Operators, ProfileDocument, SweepRow
+from latency.measure.result_document import ProfileDocument, SweepRow
 from serve.wording import counted
 from stillroom.report.drawings import Bar, Row, Stack, bars, stacks
 from stillroom.report.formats import Cell, Estimate, Model, Table, number, percent, size, table
@@ -53,26 +53,20 @@ def parts_of_calls(document: ProfileDocument) -> list[Row]:
 
 def operators_of(document: ProfileDocument) -> list[OperatorTimes]:
     """The operators of the profiled graphs."""
-    return [_operators(row["name"], row["operators"]) for row in document.get("models", []) if "operators" in row]
-
-
-def _operators(name: str, found: Operators) -> OperatorTimes:
-    top = found["top"]
-    return OperatorTimes(
-        f"{name} spends {percent(found['matrix_share'])} of its time in matrix products ({found['tokens']} tokens)",
-        [
-            (caption, _share_bars(shares))
-            for caption, shares in (("by kind of operator", found["by_kind"]), ("by layer", found["by_layer"]))
-            if shares
-        ],
-        table(
+    times = []
+    for name, found in ((row["name"], row["operators"]) for row in document.get("models", []) if "operators" in row):
+        top, shares = found["top"], {"by kind of operator": found["by_kind"], "by layer": found["by_layer"]}
+        columns: list[tuple[str, Sequence[Cell]]] = [
             ("operator", [one["kind"] for one in top]),
             ("layer", [one["layer"] for one in top]),
             ("ms", [one["ms"] for one in top]),
             ("of the time", [percent(one["share"]) for one in top]),
             ("nodes", [one["calls"] for one in top]),
-        ),
-    )
+        ]
+        spent = f"{percent(found['matrix_share'])} of its time in matrix products ({found['tokens']} tokens)"
+        charts = [(caption, _share_bars(of)) for caption, of in shares.items() if of]
+        times.append(OperatorTimes(f"{name} spends {spent}", charts, table(*columns)))
+    return times
 
 
 def _share_bars(shares: Mapping[str, float]) -> list[Row]:
@@ -99,13 +93,17 @@ def nearest_to_the_peak(document: ProfileDocument) -> str:
 def threads_of(document: ProfileDocument) -> tuple[list[str], Table]:
     """The results of every split of the cores: a sentence for each model, and a table."""
     rows = document.get("sweep", [])
+
+    def spent(row: SweepRow) -> str:
+        return f"{counted(row['processes'], 'process', 'processes')} of {counted(row['threads'], 'thread')}"
+
     said = []
     for name in dict.fromkeys(row["name"] for row in rows):
         own = [row for row in rows if row["name"] == name]
         most, least = max(own, key=lambda row: row["texts_per_s"]), min(own, key=lambda row: row["p50_ms"])
         said.append(
-            f"{name}: most texts with {_spent(most)}, {number(most['texts_per_s'])} a second; "
-            f"lowest median with {_spent(least)}, {number(least['p50_ms'])} ms."
+            f"{name}: most texts with {spent(most)}, {number(most['texts_per_s'])} a second; "
+            f"lowest median with {spent(least)}, {number(least['p50_ms'])} ms."
         )
     return said, table(
         ("model", [row["name"] for row in rows]),
@@ -116,46 +114,36 @@ def threads_of(document: ProfileDocument) -> tuple[list[str], Table]:
     )
 
 
-def _spent(row: SweepRow) -> str:
-    processes = counted(row["processes"], "process", "processes")
-    return f"{processes} of {counted(row['threads'], 'thread')}"
-
-
 def cost_tables(document: ProfileDocument) -> list[tuple[str, Table]]:
     """The costs of each model: start and memory, and for each text."""
     costs = [row["cost"] for row in document.get("models", [])]
-    tables: list[tuple[str, list[tuple[str, Sequence[Cell]]]]] = [
-        (
-            "Start and memory",
-            [
-                ("cold start, ms", [cost.get("cold_start_ms") for cost in costs]),
-                ("load, ms", [cost.get("load_ms") for cost in costs]),
-                ("first answer, ms", [cost.get("first_answer_ms") for cost in costs]),
-                ("peak memory", [size(cost.get("memory_peak_bytes")) for cost in costs]),
-                ("memory after", [size(cost.get("memory_steady_bytes")) for cost in costs]),
-                ("size", [size(cost.get("size_bytes")) for cost in costs]),
-                ("parameters", [_millions(cost.get("parameters")) for cost in costs]),
-            ],
-        ),
-        (
-            "Each text",
-            [
-                ("GFLOP per text", [_in_units(cost.get("flops_per_text"), 1e9) for cost in costs]),
-                ("GFLOP/s", [cost.get("gflop_per_s") for cost in costs]),
-                ("of the peak", [percent(cost.get("peak_share")) for cost in costs]),
-                ("MB moved per text", [_in_units(cost.get("bytes_per_text"), 1e6) for cost in costs]),
-                ("of the bandwidth", [percent(cost.get("bandwidth_share")) for cost in costs]),
-                ("joules per text", [cost.get("joules_per_text") for cost in costs]),
-                ("texts per hour", [_in_units(cost.get("texts_per_hour"), 1) for cost in costs]),
-                ("price per million", [cost.get("price_per_million") for cost in costs]),
-            ],
-        ),
-    ]
-    return [
-        (heading, table(("model", models_of(document)), *columns))
-        for heading, columns in tables
-        if table(*columns).header
-    ]
+
+    def units(value: float | None, unit: float, suffix: str = "") -> str | None:
+        return None if value is None else f"{number(value / unit)}{suffix}"
+
+    tables: dict[str, list[tuple[str, Sequence[Cell]]]] = {
+        "Start and memory": [
+            ("cold start, ms", [cost.get("cold_start_ms") for cost in costs]),
+            ("load, ms", [cost.get("load_ms") for cost in costs]),
+            ("first answer, ms", [cost.get("first_answer_ms") for cost in costs]),
+            ("peak memory", [size(cost.get("memory_peak_bytes")) for cost in costs]),
+            ("memory after", [size(cost.get("memory_steady_bytes")) for cost in costs]),
+            ("size", [size(cost.get("size_bytes")) for cost in costs]),
+            ("parameters", [units(cost.get("parameters"), 1e6, " M") for cost in costs]),
+        ],
+        "Each text": [
+            ("GFLOP per text", [units(cost.get("flops_per_text"), 1e9) for cost in costs]),
+            ("GFLOP/s", [cost.get("gflop_per_s") for cost in costs]),
+            ("of the peak", [percent(cost.get("peak_share")) for cost in costs]),
+            ("MB moved per text", [units(cost.get("bytes_per_text"), 1e6) for cost in costs]),
+            ("of the bandwidth", [percent(cost.get("bandwidth_share")) for cost in costs]),
+            ("joules per text", [cost.get("joules_per_text") for cost in costs]),
+            ("texts per hour", [units(cost.get("texts_per_hour"), 1) for cost in costs]),
+            ("price per million", [cost.get("price_per_million") for cost in costs]),
+        ],
+    }
+    models = ("model", models_of(document))
+    return [(heading, table(models, *columns)) for heading, columns in tables.items() if table(*columns).header]
 
 
 def texts_in_words(document: ProfileDocument) -> str:
@@ -194,11 +182,3 @@ def timing_conditions(document: ProfileDocument) -> Table:
     keys = dict.fromkeys(key for _, conditions in found for key in conditions)
     columns = [(key.replace("_", " "), [conditions.get(key) for _, conditions in found]) for key in keys]
     return table(("model", [model for model, _ in found]), *columns) if columns else table()
-
-
-def _millions(count: int | None) -> str | None:
-    return None if count is None else f"{number(count / 1e6)} M"
-
-
-def _in_units(value: float | None, unit: float) -> str | None:
-    return None if value is None else number(value / unit)

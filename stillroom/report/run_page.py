@@ -8,12 +8,11 @@ from typing import Any, NotRequired, TypedDict
 from latency.measure.machine import MachineFacts, machine_line
 from latency.measure.result_document import ProfileDocument
 from serve.bundle.manifest import canonical_json
-from stillroom.report.doubts import doubts
-from stillroom.report.drawings import Chart, Interval, curve, intervals
-from stillroom.report.formats import Outcome, Table, score, scored, size, table
-from stillroom.report.latency_table import PAIRED, all_figures, shapes
+from stillroom.report.drawings import Interval, curve, intervals
+from stillroom.report.formats import Cell, Outcome, Table, score, scored, scored_as, size, table
 from stillroom.report.pages import can_write_pages, page_bytes, rendered, write_page, write_text
 from stillroom.report.search_page import sentences, tried
+from stillroom.report.timings import PAIRED, all_figures, doubts, shapes
 
 
 class SummaryRow(TypedDict):
@@ -36,14 +35,19 @@ class GateRow(TypedDict):
     passed: bool
 
 
-class LabelRow(TypedDict):
+class ScoresOfThree(TypedDict):
+    """The scores of three models on the same rows."""
+
+    teacher: float | None
+    student: float | None
+    int8: float | None
+
+
+class LabelRow(ScoresOfThree):
     """One label's scores."""
 
     label: str
     support: int
-    teacher: float | None
-    student: float | None
-    int8: float | None
 
 
 class NumberRow(TypedDict):
@@ -54,14 +58,11 @@ class NumberRow(TypedDict):
     mean_squared_error: Mapping[str, float]
 
 
-class LanguageRow(TypedDict):
+class LanguageRow(ScoresOfThree):
     """The scores of the texts of one language."""
 
     language: str
     texts: int
-    teacher: float | None
-    student: float | None
-    int8: float | None
 
 
 class Disagreement(TypedDict):
@@ -146,9 +147,16 @@ def report_files(report: Report, **more: object) -> dict[str, bytes]:
 
 def report_page(report: Report) -> str:
     """`report` as one self-contained HTML document."""
-    title = report.get("title", "Report")
+    stages = []
+    for stage in report.get("training", []):
+        of = f"of stage {stage['stage']} by step"
+        curves = {
+            "loss": curve(stage["loss"], f"loss {of}"),
+            "validation": curve(stage["validation"], f"validation {of}"),
+        }
+        stages.append((stage["stage"], [(name, drawn) for name, drawn in curves.items() if drawn]))
     values: dict[str, object] = {
-        "title": title,
+        "title": report.get("title", "Report"),
         "about": [
             " · ".join(filter(None, [report.get("task"), report.get("created")])),
             machine_line(report.get("machine", {})),
@@ -162,11 +170,13 @@ def report_page(report: Report) -> str:
             ]
         ),
         "tables": _tables(report),
-        "stages": [
-            (stage["stage"], [(name, drawn) for name, drawn in _curves(stage) if drawn])
-            for stage in report.get("training", [])
-        ],
-        "parity_notes": _parity_notes(report.get("parity", {})),
+        "stages": stages,
+        "parity_notes": {
+            name: {**of, "beyond_tolerance": "not applied to int8"}
+            if isinstance(of, Mapping) and of.get("precision") == "int8"
+            else of
+            for name, of in report.get("parity", {}).items()
+        },
         "found_lines": sentences(report["found"]) if "found" in report else [],
     }
     if latency := report.get("latency"):
@@ -177,13 +187,6 @@ def report_page(report: Report) -> str:
             "paired": PAIRED if latency["ratios"] else "",
         }
     return rendered("run.html", values)
-
-
-def _curves(stage: TrainingStage) -> list[tuple[str, Chart | None]]:
-    return [
-        ("loss", curve(stage["loss"], f"loss of stage {stage['stage']} by step")),
-        ("validation", curve(stage["validation"], f"validation of stage {stage['stage']} by step")),
-    ]
 
 
 def _tables(report: Report) -> dict[str, Table]:
@@ -200,6 +203,21 @@ def _tables(report: Report) -> dict[str, Table]:
     # Of vectors the distance is one minus a cosine, and a text changes where its nearest text does.
     of_vectors = report.get("task") == "feature-extraction"
     divergence, changed = ("1 - cosine", "nearest texts") if of_vectors else ("divergence, nats", "labels")
+
+    def of_three(rows: Sequence[ScoresOfThree]) -> list[tuple[str, Sequence[Cell]]]:
+        return [
+            ("teacher", [score(row["teacher"]) for row in rows]),
+            ("student", [score(row["student"]) for row in rows]),
+            ("int8", [score(row["int8"]) for row in rows]),
+        ]
+
+    def of_products(first: str, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
+        return table(
+            (first, [name for name, _ in rows]),
+            ("of fp32's metric", [score(of["share"]) for _, of in rows]),
+            (divergence, [f"{of['divergence']:.2g}" for _, of in rows]),
+        )
+
     return {
         "found": tried(report["found"]) if "found" in report else table(),
         "summary": table(
@@ -220,21 +238,17 @@ def _tables(report: Report) -> dict[str, Table]:
         "labels": table(
             ("label", [row["label"] for row in labels]),
             ("support", [row["support"] for row in labels]),
-            ("teacher", [score(row["teacher"]) for row in labels]),
-            ("student", [score(row["student"]) for row in labels]),
-            ("int8", [score(row["int8"]) for row in labels]),
+            *of_three(labels),
         ),
         "languages": table(
             ("language", [row["language"] or "not named" for row in languages]),
             ("texts", [row["texts"] for row in languages]),
-            ("teacher", [score(row["teacher"]) for row in languages]),
-            ("student", [score(row["student"]) for row in languages]),
-            ("int8", [score(row["int8"]) for row in languages]),
+            *of_three(languages),
         ),
         "questions": table(
             ("model", [row["name"] for row in questions]),
             *(
-                (title, [scored(*_interval(row[name])) for row in questions])
+                (title, [scored_as(row[name]) for row in questions])
                 for name, title in (
                     ("exact_match", "exact match"),
                     ("f1_with_answer", "F1 with an answer"),
@@ -245,8 +259,8 @@ def _tables(report: Report) -> dict[str, Table]:
         ),
         "numbers": table(
             ("model", [row["name"] for row in numbers]),
-            ("Spearman's rho", [scored(*_interval(row["spearman"])) for row in numbers]),
-            ("mean squared error", [scored(*_interval(row["mean_squared_error"])) for row in numbers]),
+            ("Spearman's rho", [scored_as(row["spearman"]) for row in numbers]),
+            ("mean squared error", [scored_as(row["mean_squared_error"]) for row in numbers]),
         ),
         "differing": table(
             ("text", [row["text"] for row in differing]),
@@ -264,16 +278,15 @@ def _tables(report: Report) -> dict[str, Table]:
             (divergence, [f"{of['divergence']:.2g}" for of in found.values()]),
         ),
         # The search for the int8 graph, and the products that it put back to float32.
-        "tried": _shares(
+        "tried": of_products(
             "tried",
-            divergence,
             [
                 (f"{each['weight_bits']} bits, {'clipped' if each['clipped'] else 'whole'} ranges", each["verdict"])
                 for each in search.get("tried", [])
             ],
         ),
-        "repaired": _shares("product", divergence, [(each["product"], each) for each in search.get("repaired", [])]),
-        "costs": _shares("product", divergence, [(each["product"], each) for each in search.get("costs", [])]),
+        "repaired": of_products("product", [(each["product"], each) for each in search.get("repaired", [])]),
+        "costs": of_products("product", [(each["product"], each) for each in search.get("costs", [])]),
         "parity": table(
             ("variant", list(checked)),
             ("outcome", [Outcome(of["passed"]) for of in checked.values()]),
@@ -283,26 +296,4 @@ def _tables(report: Report) -> dict[str, Table]:
             ("session as loaded", list(fusions)),
             *((kind, [counts.get(kind, 0) for counts in fusions.values()]) for kind in kinds),
         ),
-    }
-
-
-def _interval(found: Mapping[str, float]) -> tuple[float, float, float]:
-    return found["value"], found["low"], found["high"]
-
-
-def _shares(first: str, divergence: str, found: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
-    return table(
-        (first, [name for name, _ in found]),
-        ("of fp32's metric", [score(of["share"]) for _, of in found]),
-        (divergence, [f"{of['divergence']:.2g}" for _, of in found]),
-    )
-
-
-def _parity_notes(parity: Mapping[str, object]) -> dict[str, object]:
-    """`parity` with a note where no tolerance applies."""
-    return {
-        name: {**found, "beyond_tolerance": "not applied to int8"}
-        if isinstance(found, Mapping) and found.get("precision") == "int8"
-        else found
-        for name, found in parity.items()
     }

@@ -4,7 +4,7 @@ from typing import Any
 
 from stillroom.report.charts import Plane, dot, kind_of, labels, line, linear_axis, log_axis, plot, upright, whisker
 from stillroom.report.drawings import Chart
-from stillroom.report.formats import Estimate, Table, number, score, scored, table
+from stillroom.report.formats import Table, difference, number, score, scored_as, table
 from stillroom.report.pages import rendered
 
 CHOSEN, ON_FRONT, OTHER = 0, 1, 2  # colours
@@ -17,11 +17,8 @@ def tried(document: dict[str, Any]) -> Table:
         ("student", [_name(row) for row in rows]),
         ("heads", [row["heads"] for row in rows]),
         ("feed-forward", [row["ffn"] for row in rows]),
-        (
-            f"{document['metric']} on validation",
-            [scored(*(row["validation"][key] for key in ("value", "low", "high"))) for row in rows],
-        ),
-        ("minus the chosen", [_difference(row["minus_chosen"]) for row in rows]),
+        (f"{document['metric']} on validation", [scored_as(row["validation"]) for row in rows]),
+        ("minus the chosen", [difference(row["minus_chosen"]) for row in rows]),
         (f"predicted p{document['percentile']}, ms", [row["predicted_ms"] for row in rows]),
         ("measured, ms", [row["measured_ms"] for row in rows]),
         ("parameters, M", [f"{row['parameters'] / 1e6:.1f}" for row in rows]),
@@ -143,7 +140,3 @@ def _name(row: dict[str, Any]) -> str:
 def _chosen(document: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = next(row for row in document["trials"] if row["student"] == document["chosen"])
     return found
-
-
-def _difference(less: dict[str, float] | None) -> Estimate | None:
-    return None if less is None else Estimate(*(f"{less[key]:+.4f}" for key in ("value", "low", "high")))

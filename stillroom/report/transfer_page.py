@@ -5,7 +5,7 @@ from typing import Any
 
 from stillroom.report.charts import Plane, band, dot, kind_of, line, linear_axis, log_axis, plot
 from stillroom.report.drawings import Chart, Key
-from stillroom.report.formats import Estimate, Table, score, scored, table
+from stillroom.report.formats import Table, difference, score, scored_as, table
 from stillroom.report.pages import rendered
 
 WITH, WITHOUT = 0, 1  # colours
@@ -18,11 +18,11 @@ def transferred(document: dict[str, Any]) -> Table:
     names = [each["name"] for each in document["targets"]]
     return table(
         ("source", [row["source"] or NO_SOURCE for row in rows]),
-        *((name, [_scored(row["cells"][name]["test"]) for row in rows]) for name in names),
-        ("mean", [_scored(row["mean"]["test"]) for row in rows]),
-        ("minus no source", [_difference(row["minus_none"]) for row in rows]),
+        *((name, [scored_as(row["cells"][name]["test"]) for row in rows]) for name in names),
+        ("mean", [scored_as(row["mean"]["test"]) for row in rows]),
+        ("minus no source", [difference(row["minus_none"]) for row in rows]),
         ("seeds above no source", [row["minus_none"] and _above(row["minus_none"]) for row in rows]),
-        ("minus the chosen", [_difference(row["minus_chosen"]) for row in rows]),
+        ("minus the chosen", [difference(row["minus_chosen"]) for row in rows]),
         ("mean on validation", [score(row["mean"]["validation"]["value"]) for row in rows]),
     )
 
@@ -33,9 +33,9 @@ def points(document: dict[str, Any]) -> Table:
     return table(
         ("target", [curve["target"] for curve, _ in rows]),
         ("labels", [f"{point['labels']:,}" for _, point in rows]),
-        (f"from {document['chosen']}", [_scored(point["with_source"]) for _, point in rows]),
-        (NO_SOURCE, [_scored(point["without"]) for _, point in rows]),
-        ("difference", [_difference(point["difference"]) for _, point in rows]),
+        (f"from {document['chosen']}", [scored_as(point["with_source"]) for _, point in rows]),
+        (NO_SOURCE, [scored_as(point["without"]) for _, point in rows]),
+        ("difference", [difference(point["difference"]) for _, point in rows]),
         ("seeds above", [_above(point["difference"]) for _, point in rows]),
     )
 
@@ -46,9 +46,15 @@ def sentences(document: dict[str, Any]) -> list[str]:
     row = next(row for row in document["table"] if row["source"] == chosen)
     said = [
         f"{chosen} is the source with the best mean over targets on validation, {score(row['mean']['validation']['value'])}; on test "
-        f"its mean is {_scored(row['mean']['test'])}."
+        f"its mean is {scored_as(row['mean']['test'])}."
     ]
-    if others := _among_others(document):
+    groups: dict[str, list[str]] = {"ahead of": [], "behind": [], "not shown to differ from": []}
+    for other in document["table"]:
+        if other["source"] not in (chosen, None):  # by the interval of the difference
+            less = other["minus_chosen"]
+            how = "ahead of" if less["high"] < 0 else "behind" if less["low"] > 0 else "not shown to differ from"
+            groups[how].append(other["source"])
+    if others := ", and ".join(f"{how} {' and '.join(names)}" for how, names in groups.items() if names):
         said.append(f"On test {chosen} is {others}.")
     said.append(f"Its lead over the same student without a source is on test {_worth(row['minus_none'])}.")
     few = [each for each in document["mean_differences"] if each["labels"] is not None]
@@ -61,19 +67,9 @@ def sentences(document: dict[str, Any]) -> list[str]:
     return said
 
 
-def _among_others(document: dict[str, Any]) -> str:
-    """How the chosen source compares with the others on test, by the intervals of the differences; empty if there is no other."""
-    groups: dict[str, list[str]] = {"ahead of": [], "behind": [], "not shown to differ from": []}
-    for row in document["table"]:
-        if row["source"] not in (document["chosen"], None):
-            less = row["minus_chosen"]
-            how = "ahead of" if less["high"] < 0 else "behind" if less["low"] > 0 else "not shown to differ from"
-            groups[how].append(row["source"])
-    return ", and ".join(f"{how} {' and '.join(names)}" for how, names in groups.items() if names)
-
-
 def page(document: dict[str, Any]) -> str:
     """One self-contained HTML document."""
+    tasks = [*document["sources"], *document["targets"]]
     return rendered(
         "transfer.html",
         {
@@ -84,14 +80,14 @@ def page(document: dict[str, Any]) -> str:
             "points": points(document),
             "curves": [_chart(document, curve) for curve in document["curves"] if len(curve["points"]) > 1],
             "tasks": table(
-                ("task", [each["name"] for each in _tasks(document)]),
+                ("task", [each["name"] for each in tasks]),
                 ("is", ["source"] * len(document["sources"]) + ["target"] * len(document["targets"])),
-                ("kind", [each["task"] for each in _tasks(document)]),
-                ("labels", [each["labels"] for each in _tasks(document)]),
-                ("texts of train", [each["texts"]["train"] for each in _tasks(document)]),
-                ("left out", [each.get("left_out") for each in _tasks(document)]),
-                ("metric", [each["metric"] for each in _tasks(document)]),
-                ("its teacher on validation", [score(each.get("teacher_validation")) for each in _tasks(document)]),
+                ("kind", [each["task"] for each in tasks]),
+                ("labels", [each["labels"] for each in tasks]),
+                ("texts of train", [each["texts"]["train"] for each in tasks]),
+                ("left out", [each.get("left_out") for each in tasks]),
+                ("metric", [each["metric"] for each in tasks]),
+                ("its teacher on validation", [score(each.get("teacher_validation")) for each in tasks]),
             ),
         },
     )
@@ -116,18 +112,6 @@ def _chart(document: dict[str, Any], curve: dict[str, Any]) -> Chart:
     return plot(plane, parts, f"{curve['target']}: {curve['metric']} against labels", legend)
 
 
-def _tasks(document: dict[str, Any]) -> list[dict[str, Any]]:
-    return [*document["sources"], *document["targets"]]
-
-
-def _scored(found: Mapping[str, float]) -> Estimate:
-    return scored(found["value"], found["low"], found["high"])
-
-
-def _difference(found: Mapping[str, float] | None) -> Estimate | None:
-    return None if found is None else Estimate(*(f"{found[key]:+.4f}" for key in ("value", "low", "high")))
-
-
 def _above(found: Mapping[str, Any]) -> str:
     """In how many seeds a difference is above 0."""
     return f"{sum(value > 0 for value in found['seeds'])} of {len(found['seeds'])}"
@@ -136,4 +120,4 @@ def _above(found: Mapping[str, Any]) -> str:
 def _worth(found: Mapping[str, Any]) -> str:
     """A mean difference in words: how far apart, whether its interval over texts leaves out 0, and the seeds that agree."""
     supported = "supported" if found["low"] > 0 or found["high"] < 0 else "not supported"
-    return f"{_difference(found)} on average over targets ({supported}; above 0 in {_above(found)} seeds)"
+    return f"{difference(found)} on average over targets ({supported}; above 0 in {_above(found)} seeds)"

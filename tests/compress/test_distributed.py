@@ -19,7 +19,6 @@ from compress.distributed import Share, shares
 from compress.losses.outputs import total
 from compress.methods.catalogue import stages_of
 from compress.methods.objectives import Projections
-from compress.models.families import FAMILIES
 from compress.training.stage import step_losses
 from serve.errors import BadInput
 
@@ -30,7 +29,7 @@ def losses_and_gradients(stage: Any, batches: list[Batch]) -> tuple[dict[str, fl
     maps = Projections(stage.objective, teacher.config, student.config).double()
     found: dict[str, float] = {}
     for batch in batches:
-        terms = step_losses(stage.objective, teacher, student, FAMILIES["bert"], batch, maps, None)
+        terms = step_losses(stage.objective, teacher, student, batch, maps, None)
         total(terms).backward()
         for name, term in terms.items():
             found[name] = found.get(name, 0.0) + term.item()

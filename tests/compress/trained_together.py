@@ -79,7 +79,6 @@ def trained(
         stage,
         teacher,
         student,
-        FAMILIES["bert"],
         text,
         settings,
         folder=folder,

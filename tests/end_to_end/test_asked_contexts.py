@@ -14,8 +14,8 @@ import stillroom as face
 from compress.data.labelled_files import read_examples
 from compress.evaluation.predictions import row_logits
 from compress.models.pretrained import load, open_model, open_tokenizer
+from compress.runs.input_summary import input_summary, summary_lines
 from compress.runs.open_task import open_task
-from compress.runs.understood import understood, understood_lines
 from compress.settings import TaskSettings
 from compress.tasks import QUESTION_ANSWERING
 from serve.errors import BadInput
@@ -102,10 +102,10 @@ def test_what_is_scored_is_what_is_served(bundle: Path, checkpoint: Path, asked:
 def test_questions_are_told_and_what_has_no_meaning_for_them_is_refused(shallow_teacher: Path, asked: Path) -> None:
     settings = TaskSettings(teacher=str(shallow_teacher), task=TASK, data=str(asked), student=SHAPE)
     inputs = open_task(settings, asked / "out")
-    found = understood(inputs)
+    found = input_summary(inputs)
     assert (found["kind"], found["metric"]) == ("answers in a context", "answer_f1")
     assert set(found["labels"]) == {"an answer", "no answer"}
-    assert "answers in a context" in "\n".join(understood_lines(found))
+    assert "answers in a context" in "\n".join(summary_lines(found))
     for changes, message in (
         ({"folds": 2}, "--folds cannot be given with --task question-answering"),
         ({"unlabelled": (str(asked / "train.jsonl"),)}, "--unlabelled cannot be given with --task question-answering"),

@@ -16,7 +16,7 @@ from compress.data.splits import read_splits
 from compress.methods.catalogue import LABELS
 from compress.models.pretrained import load, open_model, save_tokenizer
 from compress.tasks import TEXT_CLASSIFICATION
-from compress.training.stage import StageSettings, train_on_task, validating
+from compress.training.stage import StageSettings, train_stage, validating
 from serve.errors import BadInput
 from serve.http.app import create_app
 from serve.model.pipeline import Pipeline
@@ -76,13 +76,14 @@ def list_checkpoint(tmp_path_factory: pytest.TempPathFactory, shallow_teacher: P
         TEXT_CLASSIFICATION.with_multi_label(True).encode(rows, tokenizer, labels)
         for rows in (splits.train, splits.validation)
     )
-    train_on_task(
+    train_stage(
         LABELS,
+        None,
         model,
         TaskText(train, 8, 0, validation.ids),
-        train,
         StageSettings(300, learning_rate=2e-3),
         folder=folder.with_name("training"),
+        labelled=train,
         validation=validating(model, validation, splits.validation, -(-len(train) // 8)),
     )
     model.config.architectures = [type(model).__name__]

@@ -17,11 +17,11 @@ from compress.data.labelled_files import read_examples
 from compress.data.row_faults import BadRows
 from compress.evaluation.numbers import check_unit
 from compress.evaluation.predictions import row_logits
-from compress.models import number_head
+from compress.models import task_heads
 from compress.models.pretrained import load, open_model
+from compress.runs.input_summary import input_summary, summary_lines
 from compress.runs.open_task import open_task
 from compress.runs.soft_labels import fold_of
-from compress.runs.understood import understood, understood_lines
 from compress.settings import TaskSettings
 from compress.tasks import TEXT_CLASSIFICATION, TEXT_REGRESSION
 from serve.errors import BadInput
@@ -111,10 +111,10 @@ def test_a_student_learns_the_numbers_of_a_file(checkpoint: Path, rated: Path, t
 def test_numbers_are_told_and_spread_over_the_folds(shallow_teacher: Path, rated: Path) -> None:
     settings = TaskSettings(teacher=str(shallow_teacher), task=TASK, data=str(rated), student=SHAPE)
     inputs = open_task(settings, rated / "out")
-    found = understood(inputs)
+    found = input_summary(inputs)
     assert (found["kind"], found["labels"]) == ("a number", {})
     numbers = np.concatenate(inputs.train.targets)
-    assert f"numbers: {numbers.min():g} to {numbers.max():g} in train" in "\n".join(understood_lines(found))
+    assert f"numbers: {numbers.min():g} to {numbers.max():g} in train" in "\n".join(summary_lines(found))
     folds = fold_of(inputs.splits.train, 4, 0)
     assert np.bincount(folds).tolist() == [80] * 4
     assert np.ptp([numbers[folds == fold].mean() for fold in range(4)]) < 0.1 * numbers.std()
@@ -135,20 +135,20 @@ def inputs_tokenizer(checkpoint: Path) -> Any:
     return load_tokenizer(checkpoint, 64)
 
 
-@pytest.mark.parametrize("unit", [number_head.Unit(2000.0, 5.0), number_head.Unit(3e-7, 1e-6)])
+@pytest.mark.parametrize("unit", [task_heads.Unit(2000.0, 5.0), task_heads.Unit(3e-7, 1e-6)])
 def test_a_head_gives_standard_numbers_in_training_and_the_datas_before_and_after(
-    checkpoint: Path, unit: number_head.Unit
+    checkpoint: Path, unit: task_heads.Unit
 ) -> None:
     model = load(open_model(str(checkpoint)), TEXT_REGRESSION, ("score",)).eval()
     ids = torch.tensor([[2, 9, 11, 3]])
     new = model(ids).logits.detach()
     numbers = np.array([unit.mean - unit.deviation, unit.mean + unit.deviation])
-    number_head.start_head(model, cast(Any, SimpleNamespace(task=TEXT_REGRESSION, targets=[numbers])))
+    task_heads.start_head(model, cast(Any, SimpleNamespace(task=TEXT_REGRESSION, targets=[numbers])))
     torch.testing.assert_close(
         model(ids).logits, unit.mean + unit.deviation * new, rtol=1e-6, atol=1e-6 * unit.deviation
     )
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with number_head.standardised(unit, model):
+    with task_heads.standardised(unit, model):
         torch.testing.assert_close(model(ids).logits, new, rtol=1e-4, atol=1e-4)
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, before[name], rtol=1e-6, atol=1e-7 * unit.deviation)

@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import io
 import itertools
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,8 +13,8 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from compress.data.file_formats import MOST_ARRAY_BYTES, encoding_fault, suffix_of
-from compress.data.tables import SEPARATORS, TableRow, table_rows
+from compress.data.file_formats import FIRST_BYTES, MOST_ARRAY_BYTES, format_fault, packing_fault, suffix_of
+from compress.data.tables import SEPARATORS, TableRow, column_names, table_rows
 from serve.errors import BadInput
 from stillroom.verbs.annotate.rows import (
     BOM,
@@ -129,8 +130,10 @@ class InputFile:
             stream = self._open.enter_context(io.BufferedReader(gzip.GzipFile(fileobj=stream), BUFFER_BYTES))
         elif self._opened:
             stream = io.BufferedReader(stream, BUFFER_BYTES)
-        if fault := encoding_fault(stream.peek(2)):
+        if fault := format_fault(stream.peek(FIRST_BYTES)[:FIRST_BYTES], f".{self.format}"):
             raise BadInput(f"{self.name} {fault}")
+        if self.format == "jsonl" and re.match(rb"\s*\[\s*\{", stream.peek(FIRST_BYTES).removeprefix(BOM)):
+            raise BadInput(f"{self.name} begins as a JSON array; give --format json, or one object a line")
         if self.format == "json" and stream.peek(1).removeprefix(BOM).lstrip().startswith(b"["):
             return self._array_rows(stream)
         lines = self._lines = Lines(stream)
@@ -156,7 +159,7 @@ class InputFile:
         try:
             yield
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise BadInput(f"{self.name} is damaged or incomplete: {error}") from error
+            raise BadInput(f"{self.name} {packing_fault(error)}") from error
         except IsADirectoryError as error:
             raise BadInput(f"--input {self.path} is a folder; give a file of text") from error
 
@@ -184,7 +187,7 @@ class InputFile:
         top = next(table, TableRow([], 0))
         if top.fault:
             raise BadInput(f"the header of {self.name} {top.fault}")
-        header = [name.strip() for name in top.cells]
+        header = column_names(top.cells)
         self._check_header([name.encode("utf-8", "replace").decode() for name in header])
         if self._start.byte:
             lines.go_to(self._start)
@@ -193,7 +196,7 @@ class InputFile:
     def _separator(self, first: str) -> str:
         """The first of the usual separators that gives all needed columns in the line `first`, else that of the most columns."""
         names = {
-            each: [name.strip() for name in next(table_rows([first], each), TableRow([], 0)).cells]
+            each: column_names(next(table_rows([first], each), TableRow([], 0)).cells)
             for each in SEPARATORS[f".{self.format}"]
         }
         needed = set(self.columns.needed())
@@ -248,7 +251,9 @@ class InputFile:
             # With the default, pre_buffer=True, pyarrow reads the whole file ahead.
             table = self._open.enter_context(parquet.ParquetFile(self._raw, pre_buffer=False))
         except (OSError, ValueError) as error:
-            raise BadInput(f"{self.name} is not a parquet file: {error}") from error
+            self._raw.seek(0)
+            known = format_fault(self._raw.read(FIRST_BYTES), ".parquet")
+            raise BadInput(f"{self.name} {known or f'is not a parquet file: {error}'}") from error
         self._check_header(table.schema_arrow.names)
         if table.metadata.num_rows:
             self._check_texts(table.schema_arrow)

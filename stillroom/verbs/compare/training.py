@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from compress.data.corpus import tokenised
+from compress.models.families import row_tokens_for
 from compress.models.initialise import RANDOM
-from compress.models.packed_inputs import row_tokens_for
 from compress.models.pretrained import open_model
 from compress.runs.hardware import same_bits
 from compress.runs.lineage import read_lineage

@@ -171,7 +171,7 @@ def generation_document(model: str, given: Evaluation) -> dict[str, Any]:
     assert pairs
     assert generator
     said = generator([pair.text for pair in pairs], beams=given.beams, length_penalty=given.length_penalty)
-    scores = generation_scores([pair.target for pair in pairs], said)
+    scores = generation_scores([pair.text_pair or "" for pair in pairs], said)
     reached = scores.pop(METRIC)
     return {
         "model": model, "variant": "torch", "task": GENERATION, "metric": METRIC, "value": reached.value, "low": reached.low,

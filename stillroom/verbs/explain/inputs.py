@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
-from compress.data.asked_texts import read_asked
+from compress.data.answer_rows import read_asked
 from compress.data.columns import Columns, columns_of
 from compress.data.examples import Example
 from compress.data.file_formats import SUFFIXES, looks_like_columns, rows_in, suffix_of
@@ -18,8 +18,8 @@ from compress.data.row_faults import UnreadableFrom
 from compress.data.task import Task
 from compress.input_errors import Faults
 from compress.models.initialise import differing_tokenizers
-from compress.models.layer_maps import spread_layers
 from compress.models.pretrained import Opened, check_labels, open_model, open_tokenizer
+from compress.models.shapes import spread_layers
 from compress.tasks import LABELLED, TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
 from serve.errors import BadInput
 from stillroom.verbs.explain import Explaining
@@ -91,7 +91,7 @@ def _examples(path: Path, task: Task | None, columns: Columns, notes: list[str])
         with suppress(UnreadableFrom):  # the reader of texts tells where
             _, row = next(rows_in(path, suffix, columns, TOKEN_CLASSIFICATION, []), (0, None))
         tags = isinstance(row, dict) and columns.tags_in(row) and columns.tokens in row
-        has_spans = isinstance(row, dict) and (columns.entities in row or bool(tags))
+        has_spans = isinstance(row, dict) and (columns.entities_in(row) is not None or bool(tags))
     if has_spans:
         return read_examples(path, TOKEN_CLASSIFICATION, columns, notes), True
     return read_asked(path, task or TEXT_CLASSIFICATION, columns, "--data"), False

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from compress.data.columns import columns_of
 from compress.data.examples import Example, Splits
 from compress.data.label_checks import outside_warning
-from compress.data.out_of_scope import refuse_in_scope, set_apart
+from compress.data.sampler import subset
 from compress.data.splits import read_splits
-from compress.data.subset import subset
 from compress.data.task import Task
 from compress.data.texts import read_texts
 from compress.input_errors import Faults
 from compress.models.pretrained import Opened, check_labels, head_fault, open_model, save_tokenizer, with_markers
 from compress.models.sentence_pooling import SentencePooling, max_tokens_in, pooling_in, write_pooling
-from compress.runs.data_checks import FurtherTexts, labels_for, read_further, warnings_of
+from compress.runs.data_checks import FurtherTexts, labels_for, read_further, refuse_in_scope, set_apart, warnings_of
 from compress.runs.lineage import LINEAGE, base_model_of, read_lineage
 from compress.runs.open_task import usable_length
 from compress.runs.resumable_stages import Workdir

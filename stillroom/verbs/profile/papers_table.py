@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from compress.data.subset import subset
+from compress.data.sampler import subset
 from compress.models.shapes import STUDENTS, Shape
 from compress.settings import RowColumns
 from latency.candidates.candidate import Runtime

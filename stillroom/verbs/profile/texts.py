@@ -10,8 +10,8 @@ from compress.data.columns import USUAL, Columns
 from compress.data.examples import Example, check_kind
 from compress.data.file_formats import rows_in, suffix_of
 from compress.data.labelled_files import read_examples
+from compress.data.sampler import subset
 from compress.data.splits import split_file
-from compress.data.subset import subset
 from compress.data.task import Task
 from compress.data.texts import read_texts
 from compress.tasks import LABELLED, task_named

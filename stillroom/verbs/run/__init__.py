@@ -60,8 +60,7 @@ def show_run(document: Document) -> None:
 
 def _show_tables(report: dict[str, Any]) -> None:
     """Prints scores, sizes and latency of the bundle with this `report`."""
-    from stillroom.report.doubts import doubts
-    from stillroom.report.latency_table import PAIRED
+    from stillroom.report.timings import PAIRED, doubts
 
     rows = []
     first = report["summary"][0]

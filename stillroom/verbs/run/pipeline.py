@@ -14,9 +14,9 @@ from typing import Any
 
 from compress import distributed
 from compress.runs.hardware import same_bits
+from compress.runs.input_summary import log_inputs
 from compress.runs.resumable_stages import Workdir
 from compress.runs.stages import check_same_inputs
-from compress.runs.understood import understood, understood_lines
 from compress.settings import AUTO
 from export.packing.builder import DOCUMENTED
 from export.packing.writer import clear_leftovers
@@ -148,14 +148,7 @@ def _say_understood(inputs: RunInputs) -> dict[str, Any]:
     # With a budget they are known once steps were timed.
     if not recipe.max_minutes:
         steps = {"teacher": inputs.teacher_steps, "student": inputs.student_steps}
-    told = understood(inputs, steps)
-    for line in understood_lines(told):
-        say(line)
-    for line in inputs.answered.lines if inputs.answered else ():
-        say(line)
-    for warning in inputs.warnings:
-        say(f"warning: {warning}")
-    return told
+    return log_inputs(inputs, steps, say)
 
 
 def _already_there(out: Path, run_fingerprint: str) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from typing import Any, cast
 import msgspec
 
 from compress.runs.answering_teacher import as_given
+from compress.runs.input_summary import input_summary
 from compress.runs.lineage import base_model_of, read_lineage
-from compress.runs.soft_labels import told
-from compress.runs.understood import understood
+from compress.runs.soft_labels import soft_label_lines
 from export.packing.builder import ModelReport, OnTest
 from export.packing.model_card import CardFacts
 from export.packing.variants import gate, read_variants
@@ -73,7 +73,11 @@ def model_report_of(
         others={split: scores[split] for split in ("validation", "test") if split in scores},
         other_sizes={name: (folders[name] / "model.safetensors").stat().st_size for name in TRAINED if name in folders},
         other_gates=gates,
-        claims=[choice["why"], *told(choice.get("soft_labels")), *claims(scores, labels=choice["method"] == "labels")],
+        claims=[
+            choice["why"],
+            *soft_label_lines(choice.get("soft_labels")),
+            *claims(scores, labels=choice["method"] == "labels"),
+        ],
         warnings=[*inputs.warnings, *scores.get("language_warnings", [])],
     )
 
@@ -89,7 +93,7 @@ def report_of(
     """All of the report, with texts of the data; without test scores and latency if a gate was missed."""
     document = model_report.report()
     document |= {
-        "understood": understood(inputs),
+        "understood": input_summary(inputs),
         "machine": machine,
         "made": _made(inputs, read_lineage(folders["student"])["method"], test_read=model_report.test is not None),
         "names": {row["name"]: _meaning(row["name"], inputs) for row in document["summary"]},

@@ -13,7 +13,7 @@ import torch
 
 from compress.data.batches import TaskText
 from compress.data.corpus import CorpusText, masking_of
-from compress.data.packing import rows_a_step
+from compress.data.sampler import rows_a_step
 from compress.evaluation.predictions import row_logits
 from compress.labelling.label import ask_model
 from compress.losses.outputs import total
@@ -55,7 +55,7 @@ class Plan:
     student_steps: int
     seconds: dict[str, float]
     memory_bytes: int = 0
-    understood: dict[str, Any] = field(default_factory=dict)  # see `compress.runs.understood`
+    understood: dict[str, Any] = field(default_factory=dict)  # see `compress.runs.input_summary`
     warnings: tuple[str, ...] = ()
     """Of trainings that were cut; in the document of a dry run also those about its inputs."""
 
@@ -257,9 +257,7 @@ def _step(stage: Stage, teacher: Any, student: Any, text: TaskText | CorpusText,
         for i in range(TIMED_STEPS):
             started = _now(device)
             with computing(device, recipe.precision):
-                loss = total(
-                    step_losses(stage.objective, teacher, student, inputs.opened.family, text.at(i), maps, remap)
-                )
+                loss = total(step_losses(stage.objective, teacher, student, text.at(i), maps, remap))
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)

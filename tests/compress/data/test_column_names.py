@@ -183,3 +183,37 @@ def test_a_column_that_the_task_does_not_read_is_refused(
     for read in (lambda: read_examples(file, task, columns), lambda: read_splits(str(tmp_path), task, columns)):
         with pytest.raises(BadInput, match=message):
             read()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "text|label\na|x\n",
+        "\ufefftext,label\u200b\na,x\n",
+        "text,label\na,x,\n",
+        "text;label\na;x;;\n",
+    ],
+)
+def test_other_separators_and_what_cannot_be_seen_or_is_empty_beside_the_cells_change_no_row(
+    tmp_path: Path, content: str
+) -> None:
+    (tmp_path / "a.csv").write_text(content, encoding="utf-8-sig")
+    assert read_examples(tmp_path / "a.csv", TEXT_CLASSIFICATION) == [Example("a", label="x")]
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "reason"),
+    [
+        ("sep=;\ntext;label\na;x\n", 1, "is no header, and a line below names the needed columns"),
+        ("# by me\n\ntext,label\na,x\n", 1, "is no header, and a line below names the needed columns"),
+        ("text,label\na,x\ntext,label\nb,y\n", 3, "names the columns again; remove the line"),
+        ('text,label\n1,a,x\n', 2, "or name the column in front, if it is an index"),
+        ('text,label\n"a,x"\n', 2, "quote each text, and not the whole line"),
+        ("text,sport,art\na,1,0\n", 1, "has 0 or 1 in sport, art; if these are labels"),
+    ],
+)  # fmt: skip
+def test_lines_that_do_not_fit_the_header_say_why(tmp_path: Path, content: str, line: int, reason: str) -> None:
+    (tmp_path / "a.csv").write_text(content, encoding="utf-8")
+    with pytest.raises(BadRows) as caught:
+        read_examples(tmp_path / "a.csv", TEXT_CLASSIFICATION)
+    assert [(fault.line, reason in fault.reason) for fault in caught.value.faults] == [(line, True)], caught.value

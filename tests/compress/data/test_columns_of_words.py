@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from compress.data.asked_texts import read_asked
+from compress.data.answer_rows import read_asked
 from compress.data.columns import USUAL
 from compress.data.labelled_files import read_examples
 from compress.data.row_faults import BadRows
 from compress.data.splits import read_splits
 from compress.tasks import TOKEN_CLASSIFICATION
+from serve.errors import BadInput
 
 
 def read(tmp_path: Path, content: str, name: str = "train.conll") -> list[tuple[str, list[tuple[str, str]]]]:
@@ -179,3 +180,64 @@ def test_two_lists_of_words_under_other_names_are_told_by_the_flags_that_read_th
     for words, tags in (("words", "labels"), ("text", "label"), ("sentence", "ner")):
         with pytest.raises(BadRows, match=f"--tokens-column {words} --tags-column {tags}"):
             read(tmp_path, f'{{"{words}": ["Ana", "is"], "{tags}": ["B-x", "O"]}}\n', "a.jsonl")
+
+
+@pytest.mark.parametrize(
+    "header", ["Word Tag", "token\tlabel", "#Words\tNER Tag", '"word"\t"ner_label"', "FORM UPOS NER", "text X ENTITY"]
+)
+def test_a_line_that_names_the_columns_is_no_word(tmp_path: Path, header: str) -> None:
+    blank = "\t" if "\t" in header else " "
+    for tags in ("per O", "B-per O"):
+        ana, here = (blank.join([word, *["x"] * header.count(" X "), *["x"] * header.count("UPOS"), tag])
+                     for word, tag in zip(("Ana", "here"), tags.split(), strict=True))  # fmt: skip
+        content = (
+            f"# by me\n-DOCSTART- O\n\n{header}\n{ana}\n{here}\n\n{header}\n{here}\n"  # of two files that were joined
+        )
+        assert read(tmp_path, content) == [("Ana here", [("Ana", "per")]), ("here", [])]
+
+
+@pytest.mark.parametrize(
+    ("header", "says"),
+    [
+        ("Sentence #\tWord\tPOS\tTag", "words are in column 2 (word) of 4 and tags in column 4 (tag)"),
+        ("Sentence\tWord\tTag", "words are in column 2 (word) of 3"),
+        ("Tag\tWord", "words are in column 2 (word) of 2 and tags in column 1 (tag)"),
+        ("word\tner\tpos\tlemma", "words are in column 1 (word) of 4 and tags in column 2 (ner)"),
+    ],
+)
+def test_a_header_that_puts_words_or_tags_elsewhere_is_a_fault(tmp_path: Path, header: str, says: str) -> None:
+    with pytest.raises(BadRows) as caught:
+        read(tmp_path, f"{header}\nSentence: 1\tAna\tN\tB-per\n\tis\tV\tO\n")
+    assert [says in fault.reason for fault in caught.value.faults] == [True], caught.value
+
+
+def test_words_that_a_tokenizer_cut_or_that_name_their_language_are_told_or_refused(tmp_path: Path) -> None:
+    def notes(content: str) -> list[str]:
+        (tmp_path / "train.conll").write_text(content, encoding="utf-8")
+        said: list[str] = []
+        read_examples(tmp_path / "train.conll", TOKEN_CLASSIFICATION, notes=said)
+        return said
+
+    assert notes("en:dash B-x\nis O\n## O\n") == []  # not all words of the text, and no piece
+    for content, told in (
+        ("Kel B-x\n##ler I-x\nis O\n", "1 of 3 words that are pieces or signs of a tokenizer"),
+        ("[CLS] O\nAna B-x\nis O\n", "such as '[CLS]'"),
+        ("Ana B-x\n@@ O\nKe@@ O\n", "1 of 3 words that are pieces"),
+        ("Ana B-x\nis O\n\nde:in O\n", "1 of 3 words that begin with a language"),
+    ):
+        (said,) = notes(content)
+        assert told in said
+    for content in ("▁Kel B-x\nler I-x\n▁is O\n", "zh-classical:Ana B-x\nzh-classical:is O\nin O\n"):
+        with pytest.raises(BadRows, match=r"has [23] of 3 words that"):
+            notes(content)
+
+
+def test_a_text_of_brat_is_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / "train.ann").write_text("T1\tper 0 3\tAna\n", encoding="utf-8")
+    with pytest.raises(BadInput, match=r"text of brat.* Write a line"):
+        read(tmp_path, "Ana is here\n", "train.txt")
+
+
+def test_a_first_line_with_a_tag_names_no_columns(tmp_path: Path) -> None:
+    for line in ("Word B-entity", "Token O", "text B-label"):
+        assert read(tmp_path, f"{line}\nis O\n")[0][0] == f"{line.split()[0]} is"

@@ -77,3 +77,65 @@ def test_entities_as_one_object_of_lists_are_read(tmp_path: Path) -> None:
     for odd in ({"end": [25]}, {"end": 25}):
         with pytest.raises(BadRows, match="`start`, `end` and `label` are lists of equal length in it"):
             read(tmp_path, lists | odd)
+
+
+def rows_read(path: Path, *rows: Any) -> list[list[Entity]]:
+    """The entities of each row of a file of JSON lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return [[*(each.entities or ())] for each in read_examples(path, TOKEN_CLASSIFICATION)]
+
+
+def test_rows_of_prodigy_are_read_by_their_spans_and_have_no_entity_without_them(tmp_path: Path) -> None:
+    words = [{"text": "Ana", "start": 0, "end": 3, "id": 0}, {"text": "is", "start": 4, "end": 6, "id": 1}]
+    row = {"text": "Ana is", "tokens": words, "answer": "accept"}
+    span = {"start": 0, "end": 3, "token_start": 0, "token_end": 0, "label": "person"}
+    assert rows_read(
+        tmp_path / "a.jsonl", row | {"spans": [span]}, row, row | {"answer": "ignore"}, row | {"spans": None}
+    ) == [
+        [Entity(0, 3, "person")],
+        [],
+        [],
+    ]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"label": [[0, 3, "person"]]},  # doccano
+        {"entities": [{"id": 1, "label": "person", "start_offset": 0, "end_offset": 3}], "relations": []},
+        {"label": [{"start": 0, "end": 3, "text": "Ana", "labels": ["person"]}]},  # Label Studio
+        {"entities": [{"entity_group": "person", "word": "Ana", "start": 0, "end": 3}]},  # transformers
+        {"entities": [{"entity": "person", "value": "Ana", "start": 0, "end": 3}]},  # Rasa
+        {"entities": [[0, 3, "person"]]},
+        {"entities": [[0, 3, "person", "Ana"]]},
+    ],
+)
+def test_entities_are_read_as_other_tools_write_them(tmp_path: Path, row: dict[str, Any]) -> None:
+    assert rows_read(tmp_path / "a.jsonl", {"text": "Ana is"} | row) == [[Entity(0, 3, "person")]]
+
+
+def test_a_pair_of_a_text_and_its_entities_is_read_as_spacy_writes_it(tmp_path: Path) -> None:
+    pair = ["Ana is", {"entities": [[0, 3, "person"]]}]
+    assert rows_read(tmp_path / "a.jsonl", pair) == rows_read(tmp_path / "a.json", [pair, pair])[:1]
+
+
+def test_a_task_of_label_studio_says_how_to_export_it(tmp_path: Path) -> None:
+    with pytest.raises(BadRows, match="is a task of Label Studio; export the project as JSON-MIN"):
+        rows_read(tmp_path / "a.jsonl", {"data": {"text": "Ana is"}, "annotations": [{"result": []}]})
+
+
+@pytest.mark.parametrize("name", ["word", "value", "mention", "surface"])
+def test_an_entitys_own_text_is_compared_under_other_names_unless_it_is_a_normal_form(
+    tmp_path: Path, name: str
+) -> None:
+    entity = {"start": 0, "end": 3, "label": "person"}
+    with pytest.raises(BadRows, match=f"its own `{name}` is 'Anna'; its end looks inclusive, add 1"):
+        rows_read(tmp_path / "a.jsonl", {"text": "Anna is", "entities": [entity | {name: "Anna"}]})
+    for form in ("Q42", "an ##na", "ana"):
+        assert rows_read(tmp_path / "a.jsonl", {"text": "Ana is", "entities": [entity | {name: form}]})
+
+
+def test_inceptions_table_is_told_by_its_format_and_not_as_a_table(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("#FORMAT=WebAnno TSV 3.3\n\n#Text=Ana\n1-1\t0-3\tAna\tperson\n", encoding="utf-8")
+    with pytest.raises(BadRows, match="is WebAnno TSV of INCEpTION; export the documents as CoNLL 2002"):
+        read_examples(tmp_path / "a.tsv", TOKEN_CLASSIFICATION)

@@ -255,6 +255,18 @@ def test_the_order_of_a_list_of_labels_says_nothing_and_its_labels_do() -> None:
         pytest.param("train.parquet.gz", b"", r"is parquet, .* Give it without gzip", id="parquet-in-gzip"),
         pytest.param("train.xlsx", b"PK", r"ends in \.xlsx\. Give labelled examples as \.jsonl", id="a-spreadsheet"),
         pytest.param("train.parquet", b"nope", "is not a parquet file", id="not-parquet"),
+        pytest.param("train.jsonl", '{"text": "a"}'.encode("utf-32"), "is UTF-32 text; save", id="utf32"),
+        pytest.param("train.csv", "text,é".encode("utf-32-be"), "is UTF-32 text; save", id="utf32-without-a-mark"),
+        pytest.param("train.csv", "text,é".encode("cp1252"), "not UTF-8 text .*iconv -f CP1252", id="windows"),
+        pytest.param("train.csv", b"text,label\na\x00b,x\n", "line 2: holds a byte 0 .byte 12 of", id="byte-0"),
+        pytest.param("train.jsonl", b"PK\x03\x04\x14\x00", "is a zip archive, as .xlsx", id="a-zip-archive"),
+        pytest.param("train.parquet", b"PK\x03\x04\x14\x00", "is a zip archive, as .xlsx", id="no-parquet-but-zip"),
+        pytest.param("train.conll", b"PAR1\x15\x04", r"is parquet; let its name end in \.parquet", id="parquet"),
+        pytest.param("train.json", b"\x80\x04\x95\x00", "is a pickle of Python; write", id="pickle"),
+        pytest.param("train.jsonl", b"\x1f\x8b\x08\x00", r"is packed with gzip; let its name end in \.gz", id="gzip"),
+        pytest.param("train.csv", b"\n<!DOCTYPE html>", "is HTML or XML", id="a-page"),
+        pytest.param("train.csv", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull", id="git-lfs"),
+        pytest.param("train.conll", b"#FORMAT=WebAnno TSV 3.3\n", "WebAnno TSV of INCEpTION; export", id="inception"),
     ],
 )
 def test_a_file_that_cannot_be_read_says_why(tmp_path: Path, name: str, content: bytes, message: str) -> None:

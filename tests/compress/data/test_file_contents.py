@@ -44,11 +44,16 @@ def test_a_json_file_holds_an_array_or_one_object_a_line(tmp_path: Path) -> None
     [
         ('[{"text": "a", "label": "x"},\n\n {"text": "b"}]', 3, "has no `label`"),
         ('[\n{"text": "a", "label": "x"}\n,\n3]', 4, "is int, not an object with fields"),
-        ('[{"text": "a", "label": "x"},\n]', 2, "is not JSON from here on (Expecting value at column 1)"),
+        (
+            '[{"text": "a", "label": "x"},\n]',
+            2,
+            "is not JSON from here on (Expecting value at column 1; remove the comma before it)",
+        ),
         ('[{"text": "a", "label": "x"}\n{}]', 2, "is not JSON from here on (Expecting ',' or ']' at column 1)"),
         ('[{"text": "a", "label": "x"},', 1, "is not JSON from here on"),
         ("[" * 100_000, 1, "it is nested too deeply"),
-        ('{"rows":\n[]}', 1, "an array of objects is needed, or one object a line"),
+        ('{"rows":\n[]}', 1, "has no `text` and no `label` (its fields: rows)"),
+        ("text: a", 1, "an array of objects is needed, or one object a line"),
         ("[]", None, "is empty: it holds no rows"),
     ],
 )
@@ -240,3 +245,71 @@ def test_faults_of_a_file_that_is_given_up_are_told_with_those_of_the_others(tmp
         read_splits(str(tmp_path), TEXT_CLASSIFICATION)
     assert "train.jsonl: was read only up to line 1000, which has fault number 1,000" in str(caught.value)
     assert "test.jsonl, line 1: `label` holds ''" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["train.json", "train.jsonl"])
+def test_objects_of_several_lines_and_arrays_are_read_whatever_the_suffix(tmp_path: Path, name: str) -> None:
+    rows = [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]
+    for content in (
+        "\n".join(json.dumps(row, indent=2) for row in rows) + "\n",
+        ",\n".join(json.dumps(row, indent=2) for row in rows),
+        json.dumps(rows),
+        "\n" + json.dumps(rows, indent=1),
+    ):
+        path = written(tmp_path / name, content)
+        assert [example.text for example in read_examples(path, TEXT)] == ["a", "b"], content
+
+
+ROW = '{"text": "a", "label": "x"}'
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "reason"),
+    [
+        (f"{ROW},\n{ROW}", 1, "a comma is behind the object; remove it"),
+        (f"{ROW} {ROW}", 1, "give one object a line"),
+        (f"// rows\n{ROW}", 1, "JSON has no comments; remove it"),
+        ("{'text': 'a', 'label': 'x'}", 1, "names and texts need double quotes"),
+        ('{text: "a", "label": "x"}', 1, "names and texts need double quotes"),
+        ('{"text": "a", "label": None}', 1, "write null, true or false"),
+        ('{"text": "a', 1, "write a line break in it as"),
+        ('{"text": "a\tb", "label": "x"}', 1, "write a tab as \\t"),
+        (f"[{ROW}]\n[{ROW}]", 2, "give one array, or one object a line"),
+        (f"{ROW}\n{json.dumps(ROW)}", 2, "it was written as JSON twice"),
+        (
+            f'{{"data": [{ROW}]}}',
+            1,
+            "has a list `data` of objects; if these are the rows, give them alone: jq -c '.data[]'",
+        ),
+        (f'{{\n"version": "1", "train": [{ROW}]}}', 1, "has a list `train` of objects"),
+        (f'{{"0": {ROW}, "1": {ROW}}}', 1, "is one object of objects; give these alone"),
+        ('{"columns": ["text"], "data": [["a"]]}', 1, "pandas' orient='split'"),
+        ('{"text": ["a", "b"], "label": ["x", "y"]}', 1, "`text` is a list, not a string; give a row for each text"),
+    ],
+)
+def test_what_is_nearly_json_lines_says_what_to_correct(tmp_path: Path, content: str, line: int, reason: str) -> None:
+    with pytest.raises(BadRows) as caught:
+        read_examples(written(tmp_path / "train.jsonl", content), TEXT)
+    assert [(fault.line, reason in fault.reason) for fault in caught.value.faults] == [(line, True)], caught.value
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"text": None, "label": "x"}, "`text` is null; a text is needed"),
+        ({"text": float("nan"), "label": "x"}, "`text` is NaN; a text is needed"),
+        ({"text": " \u200b ", "label": "x"}, "`text` is empty"),
+        ({"text": "a", "label": " "}, "`label` holds ' '; a non-empty string is needed"),
+        ({"text": "a", "label": float("nan")}, "`label` holds NaN; a non-empty string is needed"),
+        ({"text": "a", "label": {"x": 0.9, "y": 0.1}}, "probabilities by --teacher-labels"),
+        (
+            {"text": "a b", "sport": 1, "art": 0},
+            "has 0 or 1 in sport, art; if these are labels, give one field `label`",
+        ),
+        ({"text": "a", "cats": {"x": 1.0, "y": 0.0}}, "has `cats` as spaCy writes them; give `label`"),
+    ],
+)
+def test_a_value_that_is_no_text_or_label_says_what_is_needed(tmp_path: Path, row: dict[str, Any], reason: str) -> None:
+    with pytest.raises(BadRows) as caught:
+        read_examples(written(tmp_path / "train.jsonl", json.dumps(row)), TEXT)
+    assert [reason in fault.reason for fault in caught.value.faults] == [True], caught.value

@@ -131,3 +131,22 @@ def test_words_none_of_which_is_outside_of_entities_are_told() -> None:
     assert label_warnings(replace(splits, train=[all_named, outside]), TOKEN_CLASSIFICATION) == []
     whole = [Example("ab", entities=(Entity(0, 2, "x"),))]
     assert label_warnings(Splits(whole, whole, whole), TOKEN_CLASSIFICATION) == []  # no word of it was given
+
+
+def test_labels_that_stand_for_a_missing_value_are_told() -> None:
+    (said,) = warnings(["nan", "None", "city"], ["nan", "None"], ["city"])
+    assert said.startswith("Some labels are what programs write where there is none")
+    assert "None, nan." in said
+    assert warnings(["none", "city"], ["none"], ["city"]) == []
+
+
+def test_labels_with_blanks_that_look_alike_are_shown_by_what_differs() -> None:
+    (said,) = warnings(["a b", "a\u00a0b"], ["a b"], ["a\u00a0b"])
+    assert r"a b (2) and 'a\xa0b' (2)" in said
+
+
+def test_entities_whose_labels_all_have_one_prefix_are_told() -> None:
+    for label in ("I-city", "b-city"):
+        row = Example("in Oslo", entities=(Entity(3, 7, label), Entity(0, 2, label.replace("city", "name"))))
+        (said,) = label_warnings(Splits([row], [row], [row]), TOKEN_CLASSIFICATION)
+        assert said.startswith("Some labels of entities begin with the prefix of a tag")

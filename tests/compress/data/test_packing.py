@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compress.data.corpus import CorpusText, Masking, Piece, tokenised
-from compress.data.packing import LEAST_STEPS, packed_rows, rows_a_step
+from compress.data.sampler import LEAST_STEPS, packed_rows, rows_a_step
 from serve.text.tokenizer import load_tokenizer
 
 MASK, SIZE, ROW = 4, 60, 32

@@ -139,3 +139,20 @@ def test_texts_of_several_lines_with_a_comma_each_are_no_rows(tmp_path: Path) ->
     rows = "".join(f'"{text}",{label}\n' for text, label in zip(texts, labels, strict=True))
     path.write_text(f"text,label\n{rows}", encoding="utf-8")
     assert trained_on(path) == annotated(path) == (texts, [])
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "reason"),
+    [
+        ('label,text\nx, "a, b"\n', 2, "has a blank between a separator and a quote"),
+        ('label,text\nx, "a b"\n', 2, "has a blank between a separator and a quote"),
+        ('id,text,label\n1,"a,x\n2,b\n3,c",y\n4,d,y\n', 2, "so that 2 rows would be read as one"),
+    ],
+)
+def test_quotes_with_a_blank_before_them_or_over_rows_that_lack_a_field_are_faults(
+    tmp_path: Path, content: str, line: int, reason: str
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(content, encoding="utf-8")
+    for _, faults in (trained_on(path), annotated(path)):
+        assert [(at, reason in said) for at, said in faults] == [(line, True)], faults

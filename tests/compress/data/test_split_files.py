@@ -13,7 +13,7 @@ from compress.data.labelled_files import read_examples
 from compress.data.row_faults import BadRows
 from compress.data.splits import read_splits
 from compress.data.texts import read_texts
-from compress.tasks import TEXT_CLASSIFICATION
+from compress.tasks import TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
 from serve.errors import BadInput
 
 ROWS = [{"text": f"text {i}", "label": "ab"[i % 2]} for i in range(4)]
@@ -180,3 +180,30 @@ def test_rows_that_were_rejected_or_ignored_are_left_out_with_a_line(tmp_path: P
     labelled = Columns(label="answer")
     (tmp_path / "own.jsonl").write_text('{"text": "a", "answer": "reject"}\n')
     assert read_examples(tmp_path / "own.jsonl", TEXT_CLASSIFICATION, labelled)[0].label == "reject"
+
+
+def test_saved_splits_are_found_by_names_in_capitals_and_a_missing_one_says_how_to_make_it(tmp_path: Path) -> None:
+    import datasets
+
+    split = datasets.Dataset.from_list([{"text": f"t{i}", "label": "x"} for i in range(3)])
+    datasets.DatasetDict({"Train": split, "TEST": split}).save_to_disk(str(tmp_path / "saved"))
+    assert len(read_splits(str(tmp_path / "saved"), TEXT_CLASSIFICATION).test) == 3
+    datasets.DatasetDict({"train": split}).save_to_disk(str(tmp_path / "alone"))
+    with pytest.raises(BadInput, match="It has train; give one that name, or divide one by train_test_split"):
+        read_splits(str(tmp_path / "alone"), TEXT_CLASSIFICATION)
+
+
+def test_a_folder_of_brat_says_how_to_give_its_entities(tmp_path: Path) -> None:
+    for name in ("doc-1.txt", "doc-1.ann"):
+        (tmp_path / name).write_text("Ana is here", encoding="utf-8")
+    with pytest.raises(
+        BadInput, match=r"It holds doc-1\.ann, doc-1\.txt.*Files of brat and spaCy are not read\. Write a line"
+    ):
+        read_splits(str(tmp_path), TEXT_CLASSIFICATION)
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.csv", "train.conll", "train.parquet"])
+def test_a_file_that_the_system_does_not_let_be_read_is_a_fault_of_the_data(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).symlink_to("/proc/self/mem")  # a read of its beginning is an I/O error
+    with pytest.raises(BadRows, match=rf"{name}: cannot be read \(Input/output error\)"):
+        read_examples(tmp_path / name, TOKEN_CLASSIFICATION if name.endswith("conll") else TEXT_CLASSIFICATION)

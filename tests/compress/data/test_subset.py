@@ -1,6 +1,6 @@
 """A subset stands for the whole file, however the file is sorted."""
 
-from compress.data.subset import subset
+from compress.data.sampler import subset
 
 
 def test_a_file_sorted_by_label_gives_rows_of_every_label() -> None:

@@ -173,3 +173,28 @@ def test_a_label_with_a_separator_is_one_tag(tmp_path: Path) -> None:
     labels = ("a|b", "O,b", "R/D")
     read = read_examples(rows(tmp_path / "a.jsonl", *(f"B-{label} O" for label in labels)), TOKEN_CLASSIFICATION)
     assert [entity.label for each in read for entity in each.entities or ()] == [*labels]
+
+
+@pytest.mark.parametrize(
+    ("tags", "write"),
+    [
+        (("B-x M-x E-x", "S-y O"), "'M-x' among others with a prefix, such as 'B-x' (write I-x)"),
+        (("B-x I-x", "W-y"), "(write S-y)"),
+        (("B-x C-x O",), "(write I-x inside an entity)"),
+        (("B-x O-x",), "(write O)"),
+        (("i-x O", "i-y"), "(write I-x)"),
+        (("I_x O I_y",), "(write I-x)"),
+        (("x-B x-M x-E", "y-S"), "(write B-x)"),
+        (("B–x I–x O",), "(write B-x)"),
+        (("BX IX O",), "(write B-X)"),
+    ],
+)
+def test_tags_of_other_schemes_and_spellings_are_faults_that_say_what_to_write(
+    tmp_path: Path, tags: tuple[str, ...], write: str
+) -> None:
+    assert any(write in reason for _, reason in faults(rows(tmp_path / "train.jsonl", *tags)))
+
+
+def test_labels_that_only_look_like_tags_are_read(tmp_path: Path) -> None:
+    for tags in (("BANK O", "BIRD"), ("i-phone O",), ("e-mail", "i-phone"), ("type-I", "grade-I O")):
+        assert len(read_examples(rows(tmp_path / "a.jsonl", *tags), TOKEN_CLASSIFICATION)) == len(tags)

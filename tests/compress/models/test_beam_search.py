@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.models.beam_search import beam_search, length_penalty
+from compress.models.generator import beam_search, length_penalty
 
 END = 0
 WORDS = 4

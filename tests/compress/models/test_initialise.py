@@ -20,9 +20,8 @@ from compress.models.initialise import (
     student_of,
     truncated,
 )
-from compress.models.layer_maps import spread_layers
 from compress.models.pretrained import load_encoder, open_model, open_tokenizer
-from compress.models.shapes import Shape
+from compress.models.shapes import Shape, spread_layers
 from compress.training.stage import StageSettings, train_stage
 from serve.errors import BadInput
 
@@ -231,7 +230,7 @@ def test_a_student_of_another_family_learns_from_its_teacher(
     pieces = chunks(["where is my lovely kettle", "thank you, the radio is great for Lisbon"] * 8, tokenizer, 24)
     text = CorpusText(pieces, 0, 8, 0, Masking(4, tokenizer.get_vocab_size()) if masks else None)
     progress = train_stage(
-        stage, teacher, student, opened.family, text, StageSettings(30, learning_rate=3e-3), folder=tmp_path / "work"
+        stage, teacher, student, text, StageSettings(30, learning_rate=3e-3), folder=tmp_path / "work"
     )
     values = [value for _, value in progress.loss]
     assert np.mean(values[-5:]) < np.mean(values[:5])

@@ -1,6 +1,6 @@
 import pytest
 
-from compress.models.layer_maps import LAYER_MAPS, covering, layer_map
+from compress.models.shapes import LAYER_MAPS, covering, layer_map
 from serve.errors import BadInput
 
 # Student of 6 (and of 4) from a teacher of 12 (and of 6), worked out by hand from the table of the paper.

@@ -4,10 +4,11 @@ import pytest
 import torch
 from encoders import encoder, inputs
 
+from benchmarks.distill.grow import twin_correlation
 from compress.models.activations import Part, read
 from compress.models.families import FAMILIES, layers_of, linear
 from compress.models.grow_teacher import grown
-from compress.models.living_layers import living_layers, nearest_living, relative_changes, twin_correlation
+from compress.models.living_layers import living_layers, nearest_living, relative_changes
 
 
 def strong(kind: str, head: str = ""):

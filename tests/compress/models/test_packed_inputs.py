@@ -7,8 +7,7 @@ import torch
 from encoders import VOCABULARY, config_of, encoder
 
 from compress.models.activations import Part, read
-from compress.models.families import FAMILIES
-from compress.models.packed_inputs import kept_apart, row_tokens_for
+from compress.models.families import FAMILIES, kept_apart, row_tokens_for
 
 LENGTHS = [[5, 1, 8, 2], [16], [9, 4]]  # of pieces, by row; the last row has padding
 PACKED = sorted(kind for kind in FAMILIES if kind != "modernbert")

@@ -71,11 +71,11 @@ def test_a_fold_teacher_is_not_trained_on_its_fold(
     inputs = opened(tiny_teacher, task_data, tmp_path, folds=3)
     read: list[str] = []
 
-    def seen(_stage: Any, _student: Any, text: Any, *_: Any, **__: Any) -> Any:
+    def seen(_stage: Any, _teacher: Any, _student: Any, text: Any, *_: Any, **__: Any) -> Any:
         read.extend(text.texts.texts)
         return task_stages.Progress()
 
-    monkeypatch.setattr(task_stages, "train_on_task", seen)
+    monkeypatch.setattr(task_stages, "train_stage", seen)
     task_stages.make_fold_teacher(tmp_path, inputs, 2, fold=1)
     folds = soft_labels.fold_of(inputs.splits.train, 3, 0)
     assert sorted(read) == sorted(e.text for e, fold in zip(inputs.splits.train, folds, strict=True) if fold != 1)
@@ -102,7 +102,7 @@ def test_the_share_that_was_better_on_validation_is_taken(
     (tmp_path / soft_labels.CONFIDENCE).write_text('{"train": 0.99, "validation": 0.91}')
     soft = soft_labels.chosen_share(tmp_path, trials)
     assert soft.weight == taken
-    said = soft_labels.told(soft.lineage)
+    said = soft_labels.soft_label_lines(soft.lineage)
     assert f"share of {taken:g}" in said[0]
     assert f"0.5: {half:.4f}, 0.9: {most:.4f}" in said[0]
     assert "mean confidence is 0.990 on train and 0.910 on validation" in said[1]

@@ -15,11 +15,11 @@ from compress.data.batches import Batch
 from compress.data.sampler import Sampler
 from compress.distributed import Share
 from compress.methods.presets import Schedule
-from compress.models.embedding_rows import rows_in_use
 from compress.models.precision import check_precision
 from compress.training.checkpoint import Progress, load_checkpoint, save_checkpoint
 from compress.training.loop import Validation, train
 from compress.training.metrics import Prefetcher
+from compress.training.stage import rows_in_use
 from serve.errors import BadInput
 
 CONFIG = {

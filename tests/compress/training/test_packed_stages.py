@@ -90,7 +90,7 @@ def test_losses_and_gradients_are_the_means_over_the_pieces_alone(kind: str, met
     for step in range(text.sampler.steps_per_epoch):
         chosen = text.pieces_at(step)
         kinds_of_rows |= {len(row) > 1 for row in chosen}
-        loss = total(step_losses(stage.objective, teacher, student, family, text.at(step), maps, None))
+        loss = total(step_losses(stage.objective, teacher, student, text.at(step), maps, None))
         alone = []
         for piece in np.concatenate(chosen):
             given = {"input_ids": torch.from_numpy(PIECES[piece].ids)[None]}
@@ -109,7 +109,7 @@ def test_losses_and_gradients_are_the_means_over_the_pieces_alone(kind: str, met
 @pytest.mark.parametrize("method", ["hidden-states", "tinybert-general", "distilbert", "mlm-kd", "mlm"])
 def test_stages_that_do_not_pack_by_default_could(method: str) -> None:
     """The same pieces packed and apart; masked tokens are chosen by place, so each is compared on masks that mask nothing."""
-    stage, family = stage_of(method), FAMILIES["bert"]
+    stage = stage_of(method)
     teacher, student, maps = prepared("bert", stage)
     packed = CorpusText(PIECES, 0, 100, 0, row_tokens=ROW).at(0)
     apart = CorpusText(PIECES, 0, 100, 0).at(0)
@@ -117,17 +117,15 @@ def test_stages_that_do_not_pack_by_default_could(method: str) -> None:
     for batch in (packed, apart):
         real = batch.inputs["attention_mask"].flatten().nonzero().flatten()
         asked = {"row_index": real, "targets": batch.inputs["input_ids"].flatten()[real]}
-        losses.append(
-            total(step_losses(stage.objective, teacher, student, family, replace(batch, **asked), maps, None))
-        )
+        losses.append(total(step_losses(stage.objective, teacher, student, replace(batch, **asked), maps, None)))
     torch.testing.assert_close(*losses, rtol=1e-9, atol=1e-12)
 
 
 def test_neither_padding_nor_the_order_in_a_row_changes_anything() -> None:
-    stage, family = stage_of("minilmv2"), FAMILIES["bert"]
+    stage = stage_of("minilmv2")
     teacher, student, maps = prepared("bert", stage)
     batch = CorpusText(PIECES, 0, 100, 0, row_tokens=ROW).at(0)
-    loss = total(step_losses(stage.objective, teacher, student, family, batch, maps, None))
+    loss = total(step_losses(stage.objective, teacher, student, batch, maps, None))
     turned = {}
     for name, value in batch.inputs.items():
         rows = []
@@ -138,7 +136,7 @@ def test_neither_padding_nor_the_order_in_a_row_changes_anything() -> None:
                 rows[-1] = numbers.max() + 1 - rows[-1]
         turned[name] = torch.nn.utils.rnn.pad_sequence([*rows, torch.zeros(ROW + 5).long()], batch_first=True)[:-1]
     moved = replace(batch, inputs=turned)
-    again = total(step_losses(stage.objective, teacher, student, family, moved, maps, None))
+    again = total(step_losses(stage.objective, teacher, student, moved, maps, None))
     torch.testing.assert_close(again, loss, rtol=1e-9, atol=1e-12)
 
 
@@ -146,12 +144,12 @@ def test_neither_padding_nor_the_order_in_a_row_changes_anything() -> None:
 @pytest.mark.parametrize("parts", [2, 3, 50])
 def test_parts_of_a_packed_batch_add_up_to_it(method: str, parts: int) -> None:
     """Rows hold different numbers of pieces, so a part's weight is its share of the pieces, not of the rows."""
-    stage, family = stage_of(method), FAMILIES["bert"]
+    stage = stage_of(method)
     teacher, student, maps = prepared("bert", stage)
     batch = CorpusText(PIECES, 0, 100, 0, row_tokens=ROW).at(0)
 
     def loss(share: Share) -> Tensor:
-        return total(step_losses(stage.objective, teacher, student, family, part_of(batch, share), maps, None))
+        return total(step_losses(stage.objective, teacher, student, part_of(batch, share), maps, None))
 
     together = torch.stack([loss(Share(number, parts)) for number in range(parts)]).sum()
     torch.testing.assert_close(together, loss(Share()), rtol=1e-9, atol=1e-12)
@@ -168,7 +166,7 @@ def test_killed_and_resumed_on_packed_rows_it_ends_with_the_same_bits(tmp_path: 
     def run(folder: Path, report: Any = None) -> Any:
         teacher, student = models("bert", stage)
         settings = StageSettings(12, learning_rate=3e-3, checkpoint_every_s=0)
-        train_stage(stage, teacher, student, FAMILIES["bert"], text, settings, folder=folder, report=report)
+        train_stage(stage, teacher, student, text, settings, folder=folder, report=report)
         return student.state_dict()
 
     whole = run(tmp_path / "whole")
@@ -181,9 +179,9 @@ def test_killed_and_resumed_on_packed_rows_it_ends_with_the_same_bits(tmp_path: 
 
 def test_masked_text_may_be_packed_too() -> None:
     text = CorpusText(PIECES, 0, 8, 0, Masking(4, VOCABULARY), row_tokens=ROW)
-    stage, family = stage_of("mlm-kd"), FAMILIES["bert"]
+    stage = stage_of("mlm-kd")
     teacher, student, maps = prepared("bert", stage)
-    terms = step_losses(stage.objective, teacher, student, family, text.at(0), maps, None)
+    terms = step_losses(stage.objective, teacher, student, text.at(0), maps, None)
     assert all(torch.isfinite(term) for term in terms.values())
 
 

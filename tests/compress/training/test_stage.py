@@ -33,7 +33,6 @@ def run(kind: str, stage: Stage, folder: Path, steps: int = 20, **settings: Any)
         stage,
         teacher,
         student,
-        FAMILIES[kind],
         text_of(stage),
         StageSettings(steps, learning_rate=3e-3, **settings),
         folder=folder,
@@ -66,15 +65,12 @@ def test_the_loss_falls(kind: str, method: str, number: int, tmp_path: Path) -> 
     def loss() -> float:
         """On the same five batches, before and after: steps themselves see batches of different difficulty."""
         batches = [text_of(stage).at(step) for step in range(5)]
-        terms = [
-            step_losses(stage.objective, teacher, student.eval(), FAMILIES[kind], batch, maps, None)
-            for batch in batches
-        ]
+        terms = [step_losses(stage.objective, teacher, student.eval(), batch, maps, None) for batch in batches]
         return float(np.mean([total(term).item() for term in terms]))
 
     before = loss()
     settings = StageSettings(20, learning_rate=1e-3)
-    train_stage(stage, teacher, student, FAMILIES[kind], text_of(stage), settings, folder=tmp_path, projections=maps)
+    train_stage(stage, teacher, student, text_of(stage), settings, folder=tmp_path, projections=maps)
     assert loss() < before
 
 
@@ -94,7 +90,7 @@ def test_killed_and_resumed_it_ends_with_the_same_bits(method: str, tmp_path: Pa
         folder = tmp_path / f"b{number}"
         settings = StageSettings(12, learning_rate=3e-3, checkpoint_every_s=0)
         with pytest.raises(KeyboardInterrupt):
-            train_stage(stage, teacher, broken, FAMILIES["bert"], text_of(stage), settings, folder=folder, report=dying)
+            train_stage(stage, teacher, broken, text_of(stage), settings, folder=folder, report=dying)
         resumed, again = run("bert", stage, folder, steps=12)
         assert again == losses
         steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -114,7 +110,7 @@ def test_a_training_that_an_earlier_version_left_goes_on_to_the_same_bits(method
 
     settings, folder = StageSettings(12, learning_rate=3e-3, checkpoint_every_s=0), tmp_path / "left"
     with pytest.raises(KeyboardInterrupt):
-        train_stage(stage, teacher, broken, FAMILIES["bert"], text_of(stage), settings, folder=folder, report=dying)
+        train_stage(stage, teacher, broken, text_of(stage), settings, folder=folder, report=dying)
     with safe_open(folder / CHECKPOINT, framework="pt") as file:
         metadata, names = file.metadata(), list(file.keys())
         tensors = {re.sub(r"^(model|optimizer\.\w+)\.", r"\1.student.", name): file.get_tensor(name) for name in names}
@@ -129,7 +125,7 @@ def test_the_teacher_stays_as_it_was_and_so_does_what_is_not_trained(tmp_path: P
         stage = Stage("logits", stage.objective, "task", trains)  # type: ignore[arg-type]
         teacher, student = models("bert", stage)
         theirs, before = copy.deepcopy(teacher.state_dict()), copy.deepcopy(student.state_dict())
-        train_stage(stage, teacher, student, FAMILIES["bert"], TaskText(), StageSettings(3), folder=tmp_path / trains)
+        train_stage(stage, teacher, student, TaskText(), StageSettings(3), folder=tmp_path / trains)
         assert all(torch.equal(theirs[name], value) for name, value in teacher.state_dict().items())
         moved = {name for name, value in student.state_dict().items() if not torch.equal(before[name], value)}
         head = {name for name in moved if name.startswith("classifier") or "pooler" in name}
@@ -177,7 +173,7 @@ def test_the_teacher_is_as_it_was_after_training_in_bfloat16_however_it_ends(tmp
 
     settings = StageSettings(3, precision="bf16")
     with pytest.raises(KeyboardInterrupt) if stops else nullcontext():
-        train_stage(stage, teacher, student, FAMILIES["bert"], text_of(stage), settings, folder=tmp_path, report=look)
+        train_stage(stage, teacher, student, text_of(stage), settings, folder=tmp_path, report=look)
     assert seen == [torch.bfloat16] * (2 if stops else 3)
     after = teacher.state_dict()
     assert all(
@@ -192,9 +188,7 @@ def test_above_the_last_values_nothing_is_computed_or_moved(tmp_path: Path) -> N
     ran: list[int] = []
     for number, layer in enumerate(layers_of(teacher, FAMILIES["bert"]), 1):
         layer.register_forward_hook(lambda _m, _i, _o, number=number: ran.append(number))
-    train_stage(
-        stage, teacher, student, FAMILIES["bert"], CorpusText(PIECES, 0, 8, 0), StageSettings(2), folder=tmp_path
-    )
+    train_stage(stage, teacher, student, CorpusText(PIECES, 0, 8, 0), StageSettings(2), folder=tmp_path)
     assert set(ran) == {1, 2}  # it learns from layer 3, whose queries, keys and values need the output of layer 2
     assert all(torch.equal(kept[name], value) for name, value in student.encoder.layer[-1].output.state_dict().items())
 
@@ -208,7 +202,7 @@ def test_a_narrower_student_of_other_heads_learns_by_what_allows_it(kind: str, t
         teacher, student = models(kind, stage, Shape(2, 12, 2, 24))
         text = CorpusText(PIECES, 0, 8, 0)
         progress = train_stage(
-            stage, teacher, student, FAMILIES[kind], text, StageSettings(60, learning_rate=3e-3), folder=tmp_path / name
+            stage, teacher, student, text, StageSettings(60, learning_rate=3e-3), folder=tmp_path / name
         )
         values = [value for _, value in progress.loss]
         assert np.mean(values[-10:]) < np.mean(values[:10])
@@ -228,9 +222,7 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(method: str) -> None
         teacher, _ = models("bert", stage)
         student = copy.deepcopy(teacher)
         maps = Projections(stage.objective, teacher.config, student.config)
-        terms = step_losses(
-            stage.objective, teacher, student.eval(), FAMILIES["bert"], text_of(stage).at(0), maps, None
-        )
+        terms = step_losses(stage.objective, teacher, student.eval(), text_of(stage).at(0), maps, None)
         for name, term in terms.items():
             if not name.endswith("labels") or name.endswith("soft labels"):
                 assert term.item() == pytest.approx(0, abs=1e-5), name

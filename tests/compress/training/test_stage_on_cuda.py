@@ -20,7 +20,6 @@ from compress.distributed import Share
 from compress.methods.catalogue import METHODS, Sizes
 from compress.methods.objectives import Projections
 from compress.methods.presets import Schedule
-from compress.models.families import FAMILIES
 from compress.models.precision import computing, own_precision, weights_in
 from compress.training import loop
 from compress.training.loop import Diverged, Validation, train
@@ -47,7 +46,7 @@ def trained(folder: Path, report: Any = None, **settings: Any) -> tuple[Any, Any
     stage = METHODS["minilmv2"](Sizes(3, 2, 24, 24, relation_heads=4, teacher_layer=2))[0]
     text = CorpusText(PIECES, 0, 8, 0)
     given = StageSettings(60, learning_rate=5e-3, checkpoint_every_s=0, **settings)
-    return student, train_stage(stage, teacher, student, FAMILIES["bert"], text, given, folder=folder, report=report)
+    return student, train_stage(stage, teacher, student, text, given, folder=folder, report=report)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -98,7 +97,7 @@ def test_steps_whose_loss_is_looked_at_late_are_reported_validated_and_resumed_i
                 raise Killed
 
         progress = train_stage(
-            RELATIONS, teacher, student, FAMILIES["bert"], CorpusText(PIECES, 0, 8, 0),
+            RELATIONS, teacher, student, CorpusText(PIECES, 0, 8, 0),
             StageSettings(60, checkpoint_every_s=24), folder=folder, report=report,
             validation=lambda _remap: Validation(7, lambda: float(seen[-1][0] if seen else 0)),
         )  # fmt: skip
@@ -142,7 +141,7 @@ def test_the_losses_of_a_step_are_those_of_the_cpu(share: Share, row_tokens: int
     batch = part_of(CorpusText(PIECES, 0, 8, 0, row_tokens=row_tokens).at(3), share)
 
     def losses() -> dict[str, float]:
-        found = step_losses(RELATIONS.objective, teacher, student, FAMILIES["bert"], batch, maps, np.arange(50))
+        found = step_losses(RELATIONS.objective, teacher, student, batch, maps, np.arange(50))
         return {name: value.item() for name, value in found.items()}
 
     expected = losses()
@@ -164,7 +163,7 @@ def test_a_step_does_not_wait_for_the_gpu(deterministic: bool, precision: str, r
 
     def step(number: int) -> None:
         with computing(torch.device("cuda"), precision):
-            losses = step_losses(objective, teacher, student, FAMILIES["bert"], text.at(number), maps, np.arange(50))
+            losses = step_losses(objective, teacher, student, text.at(number), maps, np.arange(50))
         torch.stack(list(losses.values())).sum().backward()
 
     before = torch.are_deterministic_algorithms_enabled()

@@ -104,7 +104,7 @@ def test_losses_are_about_those_of_the_teacher_itself(
     maps = Projections(objective, teacher.config, student.config)
     for share in (Share(0, 1), Share(1, 2)):
         found = [
-            step_losses(objective, asked, student.eval(), FAMILIES[kind], part_of(batch, share), maps, None)
+            step_losses(objective, asked, student.eval(), part_of(batch, share), maps, None)
             for asked, batch in ((teacher, text.at(0)), (Silent(teacher), CachedTeacherText(text, cache).at(0)))
         ]
         for name, loss in found[0].items():
@@ -133,9 +133,7 @@ def test_a_student_learns_from_a_disk_what_it_learns_from_the_teacher(pieces: Co
         ("disk", CachedTeacherText(text, cache), Silent(encoder("bert"))),
     ):
         student, _ = student_of(encoder("bert"), FAMILIES["bert"], HALF, seed=1, new_layers=True)
-        made = train_stage(
-            stage, teacher, student, FAMILIES["bert"], read_from, StageSettings(30), folder=tmp_path / name
-        )
+        made = train_stage(stage, teacher, student, read_from, StageSettings(30), folder=tmp_path / name)
         losses.append([loss for _, loss in made.loss])
     assert losses[0][-1] < 0.7 * losses[0][0]
     assert losses[1] == pytest.approx(losses[0], rel=0.02)

@@ -11,8 +11,8 @@ from read_page import HOSTILE, Page, part
 from latency.measure.result_document import ProfileDocument
 from stillroom.report.drawings import curve
 from stillroom.report.formats import markdown, number, size, table
-from stillroom.report.latency_table import all_figures
 from stillroom.report.run_page import Disagreeing, Report, write_report
+from stillroom.report.timings import all_figures
 
 
 def profile_document(names: tuple[str, ...] = ("teacher", "int8"), text: str = "Some CPU") -> ProfileDocument:

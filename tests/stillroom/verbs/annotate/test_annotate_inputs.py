@@ -240,9 +240,39 @@ def test_one_column_is_not_both_texts(intents: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_called_parquet_and_is_none_is_told(tmp_path: Path) -> None:
-    (tmp_path / "in.parquet").write_text("text\na\n")
-    with pytest.raises(BadInput, match="is not a parquet file"):
-        read(tmp_path / "in.parquet")
+    for content, told in (
+        (b"text\na\n", "is not a parquet file"),
+        (b"PAR1\x15\x04 cut", "is not a parquet file"),
+        (b"PK\x03\x04\x14\x00", "is a zip archive"),
+    ):
+        (tmp_path / "in.parquet").write_bytes(content)
+        with pytest.raises(BadInput, match=told):
+            read(tmp_path / "in.parquet")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("in.jsonl", b"\x80\x04\x95\x00", "is a pickle of Python"),
+        ("in.csv", '{"text": "a"}'.encode("utf-32"), "is UTF-32 text"),
+        ("in.txt", b"\x1f\x8b\x08\x00", "is packed with gzip"),
+        ("in.jsonl.gz", b'{"text": "a"}\n', r"let its name end in \.gz only if it is packed"),
+        ("in.jsonl", b'[\n{"text": "a"}\n]', "begins as a JSON array; give --format json"),
+        ("in.csv", b"text,label\ra,x\r", "a carriage return that is no end of a line"),
+    ],
+)
+def test_a_file_in_another_format_than_its_name_says_is_told_once(
+    tmp_path: Path, name: str, content: bytes, told: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(BadInput, match=told):
+        read(tmp_path / name)
+
+
+def test_a_page_of_html_in_a_text_file_is_text(tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("<html>a</html>\n")
+    with InputFile(tmp_path / "in.txt") as source:
+        assert [row.text for row in source.rows()] == ["<html>a</html>"]
 
 
 @pytest.mark.parametrize("name", ["in.jsonl", "in.json", "in.csv", "in.parquet"])
@@ -353,7 +383,7 @@ def test_a_text_has_a_limit_in_every_format(tmp_path: Path, monkeypatch: pytest.
 def test_a_row_that_no_table_has_is_told_by_what_is_wrong_with_it(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_bytes(b"text,id\nhello\rworld,1\nb,2\n")
     (_, fault), (fields, none) = read(tmp_path / "in.csv")
-    assert str(fault).startswith("cannot be read as a row of a table (new-line character seen in unquoted field")
+    assert str(fault).startswith("has a carriage return that is no end of a line; save the file with line feeds")
     assert (fields["text"], none) == ("b", None)
 
 

@@ -11,9 +11,9 @@ import compress
 from compress.progress import Event
 from compress.runs.distill import distill_result
 from compress.runs.finetune import finetune_result, result_line
+from compress.runs.input_summary import input_summary, summary_lines
 from compress.runs.open_task import open_task
 from compress.runs.task_inputs import TaskInputs
-from compress.runs.understood import understood, understood_lines
 from compress.settings import TaskSettings
 from serve.errors import BadInput
 from stillroom.inputs.recipe import Recipe
@@ -61,21 +61,21 @@ def test_the_kind_of_labels_is_told(tiny_teacher: Path, tmp_path: Path) -> None:
         "entities": ("token-classification", rows, "entities, BIO"),
     }
     for name, (task, given, kind) in kinds.items():
-        found = understood(opened(tiny_teacher, task, folder_of(tmp_path / name, given)))
+        found = input_summary(opened(tiny_teacher, task, folder_of(tmp_path / name, given)))
         assert found["kind"] == kind
-        assert understood_lines(found)[0].startswith(f"task: {task} ({kind}), scored by ")
+        assert summary_lines(found)[0].startswith(f"task: {task} ({kind}), scored by ")
         assert json.loads(json.dumps(found)) == found
 
 
 def test_rows_labels_and_what_is_trained_are_told_in_a_few_lines(tiny_teacher: Path, task_data: Path) -> None:
     inputs = opened(tiny_teacher, "text-classification", task_data)
-    found = understood(inputs, {"teacher": 40, "student": 1200})
+    found = input_summary(inputs, {"teacher": 40, "student": 1200})
     assert found["rows"] == {"train": 240, "validation": 40, "test": 60}
     assert sum(found["labels"].values()) == 240
     counts = list(found["labels"].values())
     assert counts == sorted(counts, reverse=True)
     labels = ", ".join(f"{name} {count}" for name, count in found["labels"].items())
-    assert understood_lines(found) == [
+    assert summary_lines(found) == [
         "task: text-classification (single label), scored by accuracy",
         "texts: 240 in train, 40 in validation, 60 in test, read up to 64 tokens",
         f"labels: 3 in train: {labels}",
@@ -93,8 +93,8 @@ def test_the_method_that_auto_takes_is_told_with_its_reason(
     text.write_text("where is the lamp\n", encoding="utf-8")
 
     def line(**settings: Any) -> str:
-        found = understood(opened(tiny_teacher, "text-classification", task_data, **settings))
-        (only,) = (line for line in understood_lines(found) if line.startswith("method: "))
+        found = input_summary(opened(tiny_teacher, "text-classification", task_data, **settings))
+        (only,) = (line for line in summary_lines(found) if line.startswith("method: "))
         return only
 
     narrow = "layers=2,hidden=16,heads=4,ffn=32"
@@ -112,30 +112,30 @@ def test_of_many_labels_the_most_and_the_least_frequent_are_told(tiny_teacher: P
         {"text": f"text {i} {k}", "label": f"label-{i:02}"} for i in range(30) for k in range(30 - i)
     ]
     data = folder_of(tmp_path / "many", [*rows, *rows[:4]])
-    found = understood(opened(tiny_teacher, "text-classification", data, seed=1))
-    (line,) = (line for line in understood_lines(found) if line.startswith("labels: "))
+    found = input_summary(opened(tiny_teacher, "text-classification", data, seed=1))
+    (line,) = (line for line in summary_lines(found) if line.startswith("labels: "))
     assert line.startswith("labels: 30 in train; most frequent label-00 ")
     assert line.count("label-") == 6
     assert len(found["labels"]) == 30
 
 
 def test_a_head_of_the_teachers_own_is_told_with_the_labels_that_occur(tagger: Path, task_data: Path) -> None:
-    found = understood(opened(tagger, "token-classification", task_data))
+    found = input_summary(opened(tagger, "token-classification", task_data))
     assert "head: the teacher's own head is used: 4 labels, of which 2 occur in the data: city, item" in (
-        understood_lines(found)
+        summary_lines(found)
     )
     assert found["head"]["own_labels"] == ["city", "colour", "item", "name"]
-    anew = understood(opened(tagger, "token-classification", task_data, new_head=True))
+    anew = input_summary(opened(tagger, "token-classification", task_data, new_head=True))
     assert "head: tagger gets a new head for 2 labels; the teacher's own head, of 4 labels, is not used" in (
-        understood_lines(anew)
+        summary_lines(anew)
     )
 
 
 def test_texts_out_of_scope_are_distinguishable(tiny_teacher: Path, task_data: Path) -> None:
     inputs = opened(tiny_teacher, "text-classification", task_data, out_of_scope="praise")
-    found = understood(inputs)
+    found = input_summary(inputs)
     assert set(found["labels"]) == {"refund", "status"}
-    (line,) = (line for line in understood_lines(found) if line.startswith("out of scope: "))
+    (line,) = (line for line in summary_lines(found) if line.startswith("out of scope: "))
     assert line == "out of scope: " + ", ".join(f"{n} in {s}" for s, n in found["rows_out_of_scope"].items())
 
 

@@ -1,6 +1,6 @@
 """A summary of a task's inputs before anything trains on them, as data and as a few lines of text. No torch."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from compress.data.examples import SPLITS
@@ -14,7 +14,7 @@ FEW = 20  # most labels that are all listed; of more, only the most and least fr
 AT_EACH_END = 3
 
 
-def understood(inputs: "TaskInputs", steps: Mapping[str, int] | None = None) -> dict[str, Any]:
+def input_summary(inputs: "TaskInputs", steps: Mapping[str, int] | None = None) -> dict[str, Any]:
     """The task, its data and its models, as JSON; `steps` are those of each training by name, if known.
 
     `labels` counts the texts, or entities, of train that have each label; for numbers it is empty, and `numbers` has their `lowest`,
@@ -50,8 +50,8 @@ def understood(inputs: "TaskInputs", steps: Mapping[str, int] | None = None) -> 
     return found | ({"steps": dict(steps)} if steps else {})
 
 
-def understood_lines(found: Mapping[str, Any]) -> list[str]:
-    """The result of `understood` as text: a line each for task, texts, labels, head, student and steps."""
+def summary_lines(found: Mapping[str, Any]) -> list[str]:
+    """The result of `input_summary` as text: a line each for task, texts, labels, head, student and steps."""
     rows, outside = found["rows"], found.get("rows_out_of_scope")
     lines = [
         f"task: {found['task']} ({found['kind']}), scored by {found['metric']}",
@@ -72,6 +72,15 @@ def understood_lines(found: Mapping[str, Any]) -> list[str]:
     if steps := {name: count for name, count in found.get("steps", {}).items() if count}:
         lines.append("steps at most: " + ", ".join(f"{name} {count:,}" for name, count in steps.items()))
     return lines
+
+
+def log_inputs(inputs: "TaskInputs", steps: Mapping[str, int], log: Callable[[str], object]) -> dict[str, Any]:
+    """The `input_summary`, which `log` gets as text, then what was read of a teacher's answers, and the warnings."""
+    found = input_summary(inputs, steps)
+    answers = inputs.answered.lines if inputs.answered else []
+    for line in (*summary_lines(found), *answers, *(f"warning: {warning}" for warning in inputs.warnings)):
+        log(line)
+    return found
 
 
 def _by_split(rows: Mapping[str, int]) -> str:

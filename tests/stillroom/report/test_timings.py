@@ -5,7 +5,7 @@ from test_run_page import profile_document
 
 from latency.measure.result_document import ProfileDocument
 from latency.measure.statistics import Measurement
-from stillroom.report.doubts import doubts
+from stillroom.report.timings import doubts
 
 STEADY, WIDE = (10.0,) * 200, (10.0, 12.0) * 100
 
