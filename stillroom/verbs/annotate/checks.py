@@ -39,7 +39,7 @@ class Checked:
 
     job: Job
     manifest: Manifest
-    file: InputFile
+    file: InputFile | None
     pool: OfflinePool | None
     sources: list[InputPlace]
 
@@ -83,11 +83,12 @@ def checked(settings: Annotation, opened: contextlib.ExitStack, *, parts: bool) 
                 f"variant {variant} is dynamic int8, whose answers depend on the texts beside them; give --variant fp32, or "
                 "another bundle"
             )
-    file = InputFile(Path(settings.input), settings.format, columns)
+    file = None
     if not parts:
-        faults.check(lambda: opened.enter_context(file))
-        if not faults.messages or (not of_input and file.path != STDIN and file.path.is_file()):
-            faults.check(file.prepare)  # standard input only when nothing else is wrong: reading it may block
+        source = file = InputFile(Path(settings.input), settings.format, columns)
+        faults.check(lambda: opened.enter_context(source))
+        if not faults.messages or (not of_input and source.path != STDIN and source.path.is_file()):
+            faults.check(source.prepare)  # standard input only when nothing else is wrong: reading it may block
     faults.raise_if_any()
     assert manifest is not None
     output = str(settings.output)

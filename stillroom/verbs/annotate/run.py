@@ -54,6 +54,7 @@ def annotate_file(settings: Annotation) -> dict[str, Any]:
     """`annotate` of one file, or of standard input, to a file of lines."""
     with contextlib.ExitStack() as opened:
         found = checked(settings, opened, parts=False)
+        assert found.file is not None
         assert found.pool is not None
         output = opened.enter_context(
             AnswerFile(Path(settings.output), lineage(settings, found.job, parts=False), restart=settings.restart)
