@@ -296,7 +296,7 @@ class Client:
             return False
         if answer.status in (200, Unavailable.http_status):
             return answer.status == 200
-        raise error_of(answer.status, answer.reason, answer.headers, answer.body, self.url)
+        raise error_of(answer, self.url)
 
     def _results(self, path: str, asked: Mapping[str, object], name: str = "results") -> list[Any]:
         """The answers to `asked`, which the server's answer has as `name`, in several requests if its lists are too long for one."""
@@ -344,7 +344,7 @@ class Client:
                 answer = self._exchange(method, path, body, deadline_s)
                 if answer.status == 200:
                     return answer
-                error = error_of(answer.status, answer.reason, answer.headers, answer.body, self.url)
+                error = error_of(answer, self.url)
                 again = answer.status in RETRIED
                 wait_s = retry_after_s(answer.headers.get("Retry-After"))
             except (OSError, http.client.HTTPException) as failure:
@@ -459,25 +459,28 @@ def left_s(deadline_s: float) -> float:
     return left
 
 
-def error_of(status: int, reason: str, headers: http.client.HTTPMessage, body: bytes, url: str) -> StillroomError:
+def error_of(answer: _Answer, url: str) -> StillroomError:
     """The error that the server raised, found by its code, with its message and field.
 
     For an answer of something else, such as a proxy, the status decides the class.
     """
     try:
-        described = msgspec.json.decode(body)["error"]
+        described = msgspec.json.decode(answer.body)["error"]
         code, message, field = str(described["code"]), str(described["message"]), described.get("field")
     except (ValueError, KeyError, TypeError, AttributeError):
-        shown = " ".join(body[:SHOWN_CHARACTERS].decode("utf-8", errors="replace").split())
-        code, message, field = "", f"{url} answered {status} {reason}: {shown or 'an empty body'}", None
+        shown = " ".join(answer.body[:SHOWN_CHARACTERS].decode("utf-8", errors="replace").split())
+        code, message, field = "", f"{url} answered {answer.status} {answer.reason}: {shown or 'an empty body'}", None
     kinds = list(_kinds(StillroomError))
     by_code = [kind for kind in kinds if kind.code == code and kind is not StillroomError]
-    by_status = [kind for kind in kinds if kind.http_status == status and status != StillroomError.http_status]
+    by_status = [
+        kind for kind in kinds if kind.http_status == answer.status and answer.status != StillroomError.http_status
+    ]
     kind = next(
-        iter(by_code or by_status), BadInput if status < 500 else InternalError if status == 500 else Unavailable
+        iter(by_code or by_status),
+        BadInput if answer.status < 500 else InternalError if answer.status == 500 else Unavailable,
     )
     if issubclass(kind, Overloaded):
-        return kind(message, retry_after_s=retry_after_s(headers.get("Retry-After")) or 1.0)
+        return kind(message, retry_after_s=retry_after_s(answer.headers.get("Retry-After")) or 1.0)
     return kind(message, field=field if isinstance(field, str) else None)
 
 

@@ -246,11 +246,11 @@ def check_weights(folder: Path, config: Any, named: str) -> None:
     from safetensors import SafetensorError
 
     check_files(folder, named)
-    strange = []
+    weights: dict[str, str] = {}
     for file in _weight_files(folder, named):
         try:
             there = file.stat()
-            strange += _not_usable(file.resolve(), there.st_size, there.st_mtime_ns)
+            weights |= _weight_faults(file.resolve(), there.st_size, there.st_mtime_ns)
         except (SafetensorError, OSError) as error:
             raise BadInput(f"{named}: its {file.name} is damaged ({damage_of(file, error)}). {MEND}") from None
     try:
@@ -262,7 +262,13 @@ def check_weights(folder: Path, config: Any, named: str) -> None:
     except Exception as error:
         raise BadInput(f"{named}: no model can be built from its {CONFIG} ({in_one_line(error)}). {MEND}") from None
     has_head = head_of(config) is not None
+    parameters = [name for name, _ in model.named_parameters()]
     missing = sorted(key for key in found["missing_keys"] if has_head or not key.startswith("pooler."))
+    if not has_head and names_vocabulary_head(config):
+        encoder = f"{model.base_model_prefix}."
+        head = {name for name in parameters if not name.startswith(encoder)}
+        if head.isdisjoint(weights):  # an encoder alone: a head is drawn where one is needed
+            missing = [key for key in missing if key.startswith(encoder)]
     if missing:
         raise BadInput(f"{named}: its weights lack {_first_of(missing)}, which its {CONFIG} requires. {MEND}")
     other = sorted(
@@ -274,12 +280,11 @@ def check_weights(folder: Path, config: Any, named: str) -> None:
     if other:
         raise BadInput(f"{named}: its weights do not fit its {CONFIG}: they hold {_first_of(other)}. {MEND}")
     check_used(model, list(found["unexpected_keys"]), named, has_head=has_head)
-    parameters = [name for name, _ in model.named_parameters()]
     # Tables and masks beside the parameters may be of whole numbers.
     strange = [
         (key, fault)
-        for key, fault in strange
-        if "values" in fault or any(name.endswith(key) or key.endswith(name) for name in parameters)
+        for key, fault in weights.items()
+        if "values" in fault or (fault and any(name.endswith(key) or key.endswith(name) for name in parameters))
     ]
     if strange:
         key, fault = strange[0]
@@ -291,26 +296,27 @@ def check_weights(folder: Path, config: Any, named: str) -> None:
 
 
 @lru_cache(maxsize=32)
-def _not_usable(file: Path, _size_bytes: int, _mtime_ns: int) -> list[tuple[str, str]]:
-    """The names of the weights in `file` that hold NaN or infinity in float32, or are no float numbers, and what is wrong with each.
+def _weight_faults(file: Path, _size_bytes: int, _mtime_ns: int) -> dict[str, str]:
+    """For each weight in `file` why it cannot be used: it holds NaN or infinity in float32, or is no float numbers; empty if it can.
 
     The result is cached until the file changes, because one call opens a model several times. BERT-base takes about 0.3 s.
     """
     from safetensors import safe_open
 
-    found = []
+    found = {}
     with safe_open(file, "pt") as weights:
         for key in sorted(weights.keys()):
+            found[key] = ""
             tensor = weights.get_tensor(key)
             if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
-                found.append((key, f"is of type {str(tensor.dtype).removeprefix('torch.')}"))
+                found[key] = f"is of type {str(tensor.dtype).removeprefix('torch.')}"
                 continue
             tensor = tensor.float() if tensor.dtype == torch.float64 else tensor
             # The sum is not finite if a value is not, and takes a fifth of the time of checking each. A sum of finite values may
             # overflow, so values are then counted.
             if not tensor.sum().isfinite() and (count := int((~tensor.isfinite()).sum())):
                 values = counted(count, "value that is", "values that are")
-                found.append((key, f"has {values} not finite (NaN or infinite)"))
+                found[key] = f"has {values} not finite (NaN or infinite)"
     return found
 
 
@@ -338,11 +344,12 @@ def _weight_files(folder: Path, named: str) -> list[Path]:
 
 
 def _class_of(config: Any) -> Any:
-    """The class of the model as it was saved: with its head, if it has one for a task."""
-    from transformers import AutoModel
+    """The class of the model as it was saved: with its head, if it has one for a task or for masked words."""
+    from transformers import AutoModel, AutoModelForMaskedLM
 
-    head = head_of(config)
-    return head.model_class if head else AutoModel
+    if head := head_of(config):
+        return head.model_class
+    return AutoModelForMaskedLM if names_vocabulary_head(config) else AutoModel
 
 
 def _first_of(things: Sequence[str]) -> str:
@@ -477,4 +484,9 @@ def load_encoder(source: Path | Opened, *, seed: int, vocabulary: bool = False) 
 
 def has_vocabulary_head(opened: Opened) -> bool:
     """Whether the model was saved with a masked-language-model head."""
-    return any(str(name).endswith("ForMaskedLM") for name in opened.config.architectures or [])
+    return names_vocabulary_head(opened.config)
+
+
+def names_vocabulary_head(config: Any) -> bool:
+    """Whether `config` names a class with a masked-language-model head."""
+    return any(str(name).endswith("ForMaskedLM") for name in config.architectures or [])

@@ -253,7 +253,9 @@ class HttpProcesses:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to every process
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is a server; see `_reload`
+            signal.signal(
+                signal.SIGHUP, signal.SIG_IGN
+            )  # until there is a server; `_accept_until_stopped` keeps it in mind
             stop_inherited()
             with suppress(OSError):  # some systems do not let a forked process have the selector
                 self._selector.close()

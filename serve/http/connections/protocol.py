@@ -172,7 +172,7 @@ class Connection(asyncio.Protocol):
         """Whether the connection stays open: a client that sends no more gets the answers to its whole requests.
 
         One that has hung up looks the same. Its system refuses what is sent to it, so the beginning of the answer is sent at once, and
-        `look` finds out. TLS connections have no such half: asyncio closes them.
+        `check_timeouts` finds out. TLS connections have no such half: asyncio closes them.
         """
         unanswered = self._unanswered
         if unanswered and self.reading == "body":

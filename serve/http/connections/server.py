@@ -69,24 +69,30 @@ class Server:
         self._linger_s = linger_s
         self._drain_s = drain_s
         self._handed = handed
+        self._all_handed = asyncio.Event()
+        """Set once the process that hands connections on has closed the socket over which it does."""
+        self._entering: set[asyncio.Task[None]] = set()
+        self._open = False  # whether connections are accepted
+        self._said_full_s = 0.0
 
     def run(self, listener: socket.socket, opened: Callable[[], None]) -> None:
         """Serves the connections of `listener` until stopped. `opened` is called once they are accepted."""
+        self._listener = listener
         make_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
         with suppress(ImportError):  # it is not on Windows
             import uvloop
 
             make_loop = uvloop.new_event_loop
         with asyncio.Runner(loop_factory=make_loop) as runner:
-            runner.run(self._serve(listener, opened))
+            runner.run(self._serve(opened))
 
-    async def _serve(self, listener: socket.socket, opened: Callable[[], None]) -> None:
+    async def _serve(self, opened: Callable[[], None]) -> None:
         stopped = asyncio.Event()
         lifespan = self._app.router.lifespan_context(self._app)
         with self._on_signals(stopped):
             await lifespan.__aenter__()
-            acceptor = Acceptor(listener, self._watch, lambda: Connection(self._app, self._watch), handed=self._handed)
-            acceptor.open()
+            self._open = True
+            asyncio.get_running_loop().add_reader(self._listener, self._accept)
             watching = [
                 asyncio.ensure_future(each) for each in (self._watch.close_late(), self._watch.measure_loop_lag())
             ]
@@ -97,13 +103,13 @@ class Server:
             gc.freeze()
             gc.set_threshold(10_000, 20, 20)  # for generations 0, 1 and 2
             opened()
-            ends = [asyncio.create_task(each.wait()) for each in (stopped, acceptor.ended)]
+            ends = [asyncio.create_task(each.wait()) for each in (stopped, self._all_handed)]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             for end in ends:
                 end.cancel()
             self._watch.stopping = True
-            await asyncio.sleep(0 if acceptor.ended.is_set() else self._linger_s)
-            await acceptor.close()
+            await asyncio.sleep(0 if self._all_handed.is_set() else self._linger_s)
+            await self._stop_accepting()
             await asyncio.sleep(0)  # lets the tasks of the last connections start
             await self._drain()
             for each in watching:
@@ -160,35 +166,11 @@ class Server:
                     task.cancel()
             return
 
-
-class Acceptor:
-    """Accepts connections from `listener`; `make` makes the protocol of each.
-
-    With `handed` the listener is a socket over which another process hands connections on, until it closes it; `ended` is set then.
-    """
-
-    def __init__(
-        self, listener: socket.socket, watch: Watch, make: Callable[[], Connection], *, handed: bool = False
-    ) -> None:
-        self._listener = listener
-        self._handed = handed
-        self.ended = asyncio.Event()
-        self._watch = watch
-        self._make = make
-        self._entering: set[asyncio.Task[None]] = set()
-        self._open = False
-        self._said_full_s = 0.0
-
-    def open(self) -> None:
-        """Starts to accept connections."""
-        self._open = True
-        asyncio.get_running_loop().add_reader(self._listener, self._accept)
-
-    async def close(self) -> None:
+    async def _stop_accepting(self) -> None:
         """Accepts the connections that are waiting, then stops and closes the listening socket."""
         if self._handed:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.ended.wait(), LAST_HANDED_S)
+                await asyncio.wait_for(self._all_handed.wait(), LAST_HANDED_S)
         if self._open:
             for _ in range(BACKLOG // AT_ONCE + 1):  # bounded, for clients that connect faster than this accepts
                 if not self._accept():
@@ -206,14 +188,14 @@ class Acceptor:
             except EOFError:
                 self._open = False
                 loop.remove_reader(self._listener)
-                self.ended.set()
+                self._all_handed.set()
                 return False
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return False
             except OSError as error:
                 log.error("no connection can be accepted (%s); trying again in %g s", error, PAUSE_S)
                 loop.remove_reader(self._listener)
-                loop.call_later(PAUSE_S, lambda: self.open() if self._open else None)
+                loop.call_later(PAUSE_S, lambda: self._open and loop.add_reader(self._listener, self._accept))
                 return False
             if self._watch.has_room():
                 self._watch.open += 1
@@ -235,7 +217,7 @@ class Acceptor:
         return socket.socket(fileno=descriptors[0])
 
     async def _enter(self, client: socket.socket) -> None:
-        connection = self._make()
+        connection = Connection(self._app, self._watch)
         context = self._watch.tls
         secured = context is not None
         try:

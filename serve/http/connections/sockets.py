@@ -25,6 +25,7 @@ log = logging.getLogger("serve")
 BACKLOG = 1024
 # Files that a server has open besides its connections: pipes to worker processes, its log, and bundles while they load.
 OTHER_FILES = 128
+TLS_PASSWORD_VARIABLE = "STILLROOM_TLS_PASSWORD"  # noqa: S105 - the name of a variable
 
 
 @contextmanager
@@ -133,9 +134,6 @@ def openable_connections(connections: int) -> int:
             "the limit of %d open files allows %d connections, not %d", hard, max(1, allowed - OTHER_FILES), connections
         )
     return max(1, allowed - OTHER_FILES)
-
-
-TLS_PASSWORD_VARIABLE = "STILLROOM_TLS_PASSWORD"  # noqa: S105 - the name of a variable
 
 
 def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:

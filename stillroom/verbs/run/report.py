@@ -15,7 +15,7 @@ from export.packing.builder import ModelReport, OnTest
 from export.packing.model_card import CardFacts
 from export.packing.variants import gate, read_variants
 from latency.measure.machine import MachineFacts
-from latency.measure.result_document import ProfileDocument, RatioRow
+from latency.measure.result_document import ProfileDocument
 from serve.wording import all_of
 from stillroom.inputs.preflight import TRIMMED, RunInputs
 from stillroom.inputs.recipe import write_recipe
@@ -224,15 +224,6 @@ def claims(scores: dict[str, Any], *, labels: bool = False) -> list[str]:
                 "work folder; `stillroom export` makes a bundle of it."
             )
     return found
-
-
-def speedup(document: ProfileDocument) -> RatioRow:
-    """The torch teacher's p50 over the shipped variant's, batch 1, at the shortest length, with its interval.
-
-    Without a teacher that is a model it is the p50 of the student in torch.
-    """
-    rows = [row for row in document["ratios"] if row["b"] == INT8 and row["batch"] == 1]
-    return min(rows, key=lambda row: row["tokens"])
 
 
 def write_bundle(

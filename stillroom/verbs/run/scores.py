@@ -98,16 +98,8 @@ def _differences(metric: Metric, gold: list[Prediction], said: dict[str, list[Pr
     for a, b in pairs:
         if a in said and b in said:
             d = metric.difference(gold, said[a], said[b])
-            found.append(
-                {
-                    "a": a,
-                    "b": b,
-                    "difference": d.value,
-                    "low": d.low,
-                    "high": d.high,
-                    "supported": not d.low <= 0 <= d.high,
-                }
-            )
+            supported = not d.low <= 0 <= d.high
+            found.append({"a": a, "b": b, "difference": d.value, "low": d.low, "high": d.high, "supported": supported})
     return found
 
 
@@ -136,20 +128,13 @@ def per_language(
     metric: Metric, examples: Sequence[Example], gold: list[Prediction], said: dict[str, list[Prediction]]
 ) -> list[dict[str, Any]]:
     """The scores of the texts of each language; empty where fewer than two are named."""
+    models = ("teacher", "student", "int8")
     languages = [example.language for example in examples]
-    tables = {
-        name: metric.by_language(languages, gold, said[name]) for name in ("teacher", "student", "int8") if name in said
-    }
-    counted = Counter(example.language for example in examples)
+    tables = {name: metric.by_language(languages, gold, said[name]) for name in models if name in said}
+    counted = Counter(languages)
     return [
-        {
-            "language": language,
-            "texts": counted[language],
-            **{
-                name: tables[name][language].value if name in tables else None
-                for name in ("teacher", "student", "int8")
-            },
-        }
+        {"language": language, "texts": counted[language]}
+        | {name: tables[name][language].value if name in tables else None for name in models}
         for language in tables["int8"]
     ]
 
@@ -199,21 +184,14 @@ def disagreements(
         differing = [i for i in order if apart[i]]
     else:
         differing = [i for i in range(len(gold)) if teacher[i] != student[i]]
-    rows = [
-        {
-            "text": _read(examples[i]),
-            "teacher": _spelled(examples[i].text, teacher[i]),
-            "student": _spelled(examples[i].text, student[i]),
-            "gold": _spelled(examples[i].text, gold[i]),
-        }
-        for i in differing[:SHOWN]
-    ]
+    rows = []
+    for i in differing[:SHOWN]:
+        example = examples[i]
+        read = f"{example.text} | {example.text_pair}" if example.text_pair else example.text_read
+        answers = {"teacher": teacher[i], "student": student[i], "gold": gold[i]}
+        rows.append({"text": read} | {name: _spelled(example.text, answer) for name, answer in answers.items()})
     counted = {"count": len(differing), "texts": len(gold), "split": split, "shown": len(rows)}
     return {"disagreeing": counted, "disagreements": rows}
-
-
-def _read(example: Example) -> str:
-    return f"{example.text} | {example.text_pair}" if example.text_pair else example.text_read
 
 
 def _spelled(text: str, answer: Prediction) -> str:

@@ -122,19 +122,12 @@ def _curve(found: Found, tasks: Tasks, target: str, chosen: str) -> dict[str, An
 
 def _mean_differences(found: Found, tasks: Tasks, chosen: str) -> list[dict[str, Any]]:
     """The mean over targets of what the source adds, for each number of labels that every target has; null is all."""
-    shared = [
-        count
-        for count in _counts(found, next(iter(tasks.targets)))
-        if all(count in _counts(found, target) for target in tasks.targets)
-    ]
-    arms = {
-        count: [
-            [_seeds(found, source, target, "test", count, chosen=chosen) for target in tasks.targets]
-            for source in (chosen, ALONE)
-        ]
-        for count in shared
-    }
-    return [{"labels": count} | _apart([*tasks.metrics.values()], *both) for count, both in arms.items()]
+    differences = []
+    for count in _counts(found, next(iter(tasks.targets))):
+        if all(count in _counts(found, target) for target in tasks.targets):
+            both = (_by_target(tasks, found, source, "test", count, chosen=chosen) for source in (chosen, ALONE))
+            differences.append({"labels": count} | _apart([*tasks.metrics.values()], *both))
+    return differences
 
 
 def _counts(found: Found, target: str) -> list[int | None]:
@@ -155,8 +148,10 @@ def _seeds(
     return [found[Cell(source, target, seed, labels)][split] for seed in seeds]
 
 
-def _by_target(tasks: Tasks, found: Found, source: str | None, split: str) -> list[list[np.ndarray]]:
-    return [_seeds(found, source, target, split) for target in tasks.targets]
+def _by_target(
+    tasks: Tasks, found: Found, source: str | None, split: str, labels: int | None = None, *, chosen: str = ""
+) -> list[list[np.ndarray]]:
+    return [_seeds(found, source, target, split, labels, chosen=chosen) for target in tasks.targets]
 
 
 def _values(metric: Metric, counted: Sequence[np.ndarray]) -> list[float]:

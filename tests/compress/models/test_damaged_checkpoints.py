@@ -1,6 +1,7 @@
 """A damaged checkpoint is a fault of what was given: one message names the file and says what to do."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -211,6 +212,40 @@ def test_a_broken_tokenizer_file_is_named(checkpoint: Path) -> None:
     cut(checkpoint / "tokenizer.json", 50)
     with pytest.raises(BadInput, match=r"its tokenizer cannot be opened from tokenizer\.json.* \(.*\)"):
         open_tokenizer(open_model(str(checkpoint)))
+
+
+HEAD = "cls.predictions.transform.dense.weight"
+
+
+@pytest.fixture
+def vocabulary_model(checkpoint: Path) -> Path:
+    """The checkpoint with a head for masked words."""
+    from transformers import AutoConfig, BertForMaskedLM
+
+    torch.manual_seed(0)
+    BertForMaskedLM(AutoConfig.from_pretrained(checkpoint)).save_pretrained(checkpoint)
+    return checkpoint
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda held: held.update({HEAD: held[HEAD][:-1].clone()}), f"they hold {HEAD} of shape"),
+        (lambda held: held.pop(HEAD), f"its weights lack {HEAD}"),
+        (lambda held: held.update({HEAD: held[HEAD].to(torch.int64)}), f"its weight {HEAD} is of type int64"),
+    ],
+)
+def test_a_damaged_head_for_masked_words_is_refused_by_the_name_of_its_weight(
+    vocabulary_model: Path, change: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    weights(vocabulary_model, change)
+    with pytest.raises(BadInput, match=re.escape(message)):
+        open_model(str(vocabulary_model))
+
+
+def test_an_encoder_without_the_head_that_its_class_has_is_opened(vocabulary_model: Path) -> None:
+    weights(vocabulary_model, lambda held: [held.pop(key) for key in [*held] if key.startswith("cls.")])
+    open_model(str(vocabulary_model))
 
 
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"])
