@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from latency.measure.machine import MachineFacts, machine_facts
 from latency.measure.result_document import CandidateRow, ModelRow, ProfileDocument, RatioRow, Work
 from latency.measure.statistics import Measurement, ratio
 from latency.measure.workloads import Workload, from_texts
-from latency.scenarios.server import offline, server, single_stream
+from latency.scenarios import offline, server, single_stream
 from serve.errors import BadInput
 
 if TYPE_CHECKING:
@@ -114,33 +114,40 @@ def time_all(
     grid_s, stream_s, offline_s = (share * plan.seconds for share in shares)
     server_s = len(reading) * plan.server_seconds if plan.bound_ms is not None else 0.0
     clock = _Clock(progress, plan.seconds + server_s)
-    rows = {name: _model_row(worker) for name, worker in workers.items()}
+    rows = {
+        name: ModelRow(
+            name=name,
+            model=str(worker.candidate.path),
+            runtime=worker.candidate.runtime,
+            precision=worker.candidate.precision,
+            device=worker.candidate.device,
+            threads=worker.candidate.threads,
+            cost={
+                "cold_start_ms": round(worker.loaded["cold_start_ms"], 1),
+                "load_ms": round(worker.loaded["load_ms"], 1),
+                "first_answer_ms": round(worker.loaded["first_answer_ms"], 2),
+                "size_bytes": size_bytes(worker.candidate),
+            },
+            notes=[],
+        )
+        for name, worker in workers.items()
+    }
     timed = Timed([], [], rows)
     for candidates, ratios in _time_grid(workers, workloads, plan, grid_s, seed, clock):
         timed.candidates.extend(candidates)
         timed.ratios.extend(ratios)
         keep(timed)
     if reading:
-        how: dict[str, Any] = {"seed": seed}
-        streams = single_stream(
-            reading,
-            texts,
-            patience=Patience(stream_s, plan.tight),
-            progress=clock.part("single stream", stream_s),
-            **how,
-        )
+        patience = Patience(stream_s, plan.tight)
+        progress = clock.part("single stream", stream_s)
+        streams = single_stream(reading, texts, patience=patience, seed=seed, progress=progress)
         for name, stream in streams.items():
             rows[name]["single_stream"] = stream
         keep(timed)
         slowest = min(stream["texts_per_s"] for stream in streams.values())
-        passes = offline(
-            reading,
-            texts,
-            slowest,
-            patience=Patience(offline_s, plan.tight),
-            progress=clock.part("offline", offline_s),
-            **how,
-        )
+        patience = Patience(offline_s, plan.tight)
+        progress = clock.part("offline", offline_s)
+        passes = offline(reading, texts, slowest, patience=patience, seed=seed, progress=progress)
         for name, each in passes.items():
             rows[name]["offline"] = each
         keep(timed)
@@ -148,10 +155,15 @@ def time_all(
             for name, worker in reading.items():
                 clock.part("server", plan.server_seconds)(0, 1, name)
                 rate = passes[name]["texts_per_s"]
-                rows[name]["server"] = server(worker, texts, rate, plan.bound_ms, seconds=plan.server_seconds, **how)
+                seconds = plan.server_seconds
+                rows[name]["server"] = server(worker, texts, rate, plan.bound_ms, seed=seed, seconds=seconds)
                 keep(timed)
     for name, worker in workers.items():
-        _add_memory(rows[name], worker)
+        memory, cost = worker.memory(), rows[name]["cost"]
+        if memory["steady_bytes"] is not None:
+            cost["memory_steady_bytes"] = memory["steady_bytes"]
+        if memory["peak_bytes"] is not None:
+            cost["memory_peak_bytes"] = memory["peak_bytes"]
         if plan.operators and worker.candidate.runtime == "onnxruntime" and worker.candidate.device == "cpu":
             found = worker.operators(workloads[0].input_ids[:1].tolist())
             if found["top"]:
@@ -176,14 +188,6 @@ class _Clock:
                 self._progress(min(99, int(100 * share)), 100, f"{what}: {name}")
 
         return shown
-
-
-def _add_memory(row: ModelRow, worker: Worker) -> None:
-    memory = worker.memory()
-    if memory["steady_bytes"] is not None:
-        row["cost"]["memory_steady_bytes"] = memory["steady_bytes"]
-    if memory["peak_bytes"] is not None:
-        row["cost"]["memory_peak_bytes"] = memory["peak_bytes"]
 
 
 def work_of(texts: Sequence[Text], tokenizer: "Tokenizer", source: str) -> Work:
@@ -212,27 +216,12 @@ def _time_grid(
         patience = Patience(each_s, plan.tight)
         measured = measure(workers, workload, patience=patience, seed=seed, progress=clock.part(workload.name, each_s))
         rows = [_row(workers[each.candidate].candidate, each, seed) for each in measured]
-        yield rows, [_ratio_row(measured[0], each, workload) for each in measured[1:]]
-
-
-def _model_row(worker: Worker) -> ModelRow:
-    candidate = worker.candidate
-    loaded = worker.loaded
-    return ModelRow(
-        name=candidate.name,
-        model=str(candidate.path),
-        runtime=candidate.runtime,
-        precision=candidate.precision,
-        device=candidate.device,
-        threads=candidate.threads,
-        cost={
-            "cold_start_ms": round(loaded["cold_start_ms"], 1),
-            "load_ms": round(loaded["load_ms"], 1),
-            "first_answer_ms": round(loaded["first_answer_ms"], 2),
-            "size_bytes": size_bytes(candidate),
-        },
-        notes=[],
-    )
+        ratios = []
+        for found in (ratio(measured[0], each) for each in measured[1:]):
+            value, low, high = (round(share, 4) for share in found[2:])
+            batch, tokens = workload.batch, workload.tokens
+            ratios.append(RatioRow(a=found.a, b=found.b, ratio=value, low=low, high=high, batch=batch, tokens=tokens))
+        yield rows, ratios
 
 
 def _row(candidate: Candidate, measured: Measurement, seed: int) -> CandidateRow:
@@ -258,17 +247,4 @@ def _row(candidate: Candidate, measured: Measurement, seed: int) -> CandidateRow
         conditions=measured.conditions,
         samples_ms=list(measured.samples_ms),
         turn_sizes=list(measured.turn_sizes),
-    )
-
-
-def _ratio_row(reference: Measurement, measured: Measurement, workload: Workload) -> RatioRow:
-    found = ratio(reference, measured)
-    return RatioRow(
-        a=found.a,
-        b=found.b,
-        ratio=round(found.ratio, 4),
-        low=round(found.low, 4),
-        high=round(found.high, 4),
-        batch=workload.batch,
-        tokens=workload.tokens,
     )

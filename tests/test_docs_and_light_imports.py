@@ -107,7 +107,7 @@ def test_the_recipe_in_the_docs_resolves(tmp_path: Path) -> None:
 
 def test_the_data_in_the_docs_reads(tmp_path: Path) -> None:
     from compress.data.labelled_files import read_examples
-    from compress.data.row_faults import BadRows
+    from compress.data.row_fields import BadRows
     from compress.tasks import LABELLED
 
     blocks = [(page, block) for page, block in fenced("json") if page == "your-data.md"]

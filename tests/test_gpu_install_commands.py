@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from latency.candidates.availability import INSTALL_TORCH_CUDA
+from latency.candidates.candidate import INSTALL_TORCH_CUDA
 from serve.bundle.runtimes import INSTALL_ONNXRUNTIME_GPU
 
 ROOT = Path(__file__).parents[1]

@@ -12,7 +12,6 @@ document.
 
 import argparse
 import json
-import platform
 import statistics
 import subprocess
 import sys
@@ -21,19 +20,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from steps import TURN, now
+from steps import TURN, now, print_document
 from transformers import BertConfig, BertModel
 
 from compress.data.corpus import CorpusText, chunks
 from compress.data.texts import read_texts
 from compress.methods.catalogue import Sizes, stages_of
-from compress.models.families import FAMILIES
 from compress.models.initialise import student_of
 from compress.models.pretrained import load_encoder, open_model, open_tokenizer, save_tokenizer
 from compress.models.shapes import shape_of
-from compress.training.stage import StageSettings, train_stage
+from compress.training.loop import StageSettings
+from compress.training.stage import train_stage
 
-BERT = FAMILIES["bert"]
 WAYS = (("fp32", "fp32", False), ("fp32-grouped", "fp32", True), ("bf16-grouped", "bf16", True))
 
 
@@ -76,7 +74,7 @@ def side_by_side(given: argparse.Namespace, folder: Path, precision: str, *, gro
         "student_layers": shape.layers,
         "student_width": shape.hidden, "student_heads": shape.heads, "relation_heads": term.heads,
     }  # fmt: skip
-    student, _ = student_of(teacher, BERT, shape, seed=0)
+    student, _ = student_of(teacher, shape, seed=0)
     pieces = chunks(given.texts, open_tokenizer(open_model(str(folder / "teacher"))), given.tokens)
     (folder / "pieces.json").write_text(json.dumps([piece.ids.tolist() for piece in pieces]))
     text = CorpusText(pieces, 0, given.batch, 0)
@@ -162,9 +160,7 @@ def main() -> None:
             found[way] = side_by_side(given, folder / way, precision, grouped=grouped)
             print(way, json.dumps(found[way]), file=sys.stderr, flush=True)
     del given.texts
-    machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "processor": platform.processor()}
-    machine |= {"gpu": torch.cuda.get_device_name()} if given.device == "cuda" else {}
-    print(json.dumps({"settings": vars(given), "machine": machine, "found": found}, indent=1))
+    print_document(given, found=found)
 
 
 if __name__ == "__main__":

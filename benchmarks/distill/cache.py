@@ -10,8 +10,6 @@ epochs after which the cache has saved more time than it cost.
 """
 
 import argparse
-import json
-import platform
 import statistics
 import sys
 import tempfile
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from steps import print_document
 from transformers import BertConfig, BertModel
 
 from compress.data.corpus import CorpusText, tokenised
@@ -27,15 +26,12 @@ from compress.data.texts import read_texts
 from compress.losses.outputs import total
 from compress.methods.catalogue import Sizes, stages_of
 from compress.methods.objectives import Projections
-from compress.models.families import FAMILIES
 from compress.models.initialise import student_of
 from compress.models.precision import computing, weights_in
 from compress.models.pretrained import load_encoder, open_model, open_tokenizer
 from compress.models.shapes import shape_of
 from compress.training.stage import step_losses
 from compress.training.teacher_cache import CachedTeacherText, teacher_cache
-
-BERT = FAMILIES["bert"]
 
 
 class Learner:
@@ -91,10 +87,10 @@ def main() -> None:
         pieces = tokenised(texts, open_tokenizer(opened), given.tokens, folder / "text", fingerprint="benchmark")
         parts = sorted(stage.objective.teacher_parts())
         cache = teacher_cache(
-            folder / "cache", lambda: teacher, BERT, pieces, parts, pad_id=0, precision=given.precision, identity={}
+            folder / "cache", lambda: teacher, pieces, parts, pad_id=0, precision=given.precision, identity={}
         )
         live = CorpusText(pieces, 0, given.batch, 0)
-        students = [student_of(teacher, BERT, shape, seed=0)[0] for _ in range(2)]
+        students = [student_of(teacher, shape, seed=0)[0] for _ in range(2)]
         learners = [
             Learner(teacher, student, text, stage, given.precision)
             for student, text in zip(students, (live, CachedTeacherText(live, cache)), strict=True)
@@ -114,8 +110,7 @@ def main() -> None:
         "quartiles_of_pairs": [ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]],
         "epochs_until_it_has_paid": written / (asked - kept) if asked > kept else None,
     }
-    machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "processor": platform.processor()}
-    print(json.dumps({"settings": vars(given), "machine": machine, "found": found}, indent=1))
+    print_document(given, found=found)
     print(f"{asked / kept:.2f} times as fast", file=sys.stderr)
 
 

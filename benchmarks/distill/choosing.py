@@ -53,7 +53,8 @@ from compress.runs.soft_labels import make_soft_labels, read_confidence, read_so
 from compress.runs.task_inputs import TaskInputs
 from compress.settings import TaskSettings
 from compress.tasks import task_named
-from compress.training.stage import StageSettings, train_stage, validating
+from compress.training.loop import StageSettings
+from compress.training.stage import train_stage, validating
 from latency.measure.machine import machine_facts
 
 STUDENT, FOLDS = "3x384", 2
@@ -224,9 +225,7 @@ class Bench:
         opened = inputs.opened
 
         def make(folder: Path) -> None:
-            student, origin = student_of(
-                load_encoder(opened, seed=0), opened.family, inputs.shape, seed=0, new_layers=body == "new"
-            )
+            student, origin = student_of(load_encoder(opened, seed=0), inputs.shape, seed=0, new_layers=body == "new")
             save_with_lineage(student, opened, folder, {"origin": origin})
 
         return self.stage(f"body-{body}", make)

@@ -9,14 +9,12 @@ teacher at an inner layer. The outputs are compared. Prints a JSON document: sec
 
 import argparse
 import copy
-import json
-import platform
 import statistics
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from steps import now
+from steps import now, print_document
 from transformers import BertConfig, BertModel
 
 from compress.models.precision import autocast, own_precision, weights_in
@@ -86,9 +84,7 @@ def main() -> None:
     if given.threads:
         torch.set_num_threads(given.threads)
     found = {who: measured(given, who) for who in SHAPES}
-    machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "processor": platform.processor()}
-    machine |= {"gpu": torch.cuda.get_device_name()} if given.device == "cuda" else {}
-    print(json.dumps({"settings": vars(given), "machine": machine, "found": found}, indent=1))
+    print_document(given, found=found)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,8 @@ from compress.models.families import FAMILIES  # noqa: E402
 from compress.models.initialise import student_of  # noqa: E402
 from compress.models.shapes import Shape  # noqa: E402
 from compress.tasks import TEXT_CLASSIFICATION  # noqa: E402
-from compress.training.stage import StageSettings, step_losses, train_stage  # noqa: E402
+from compress.training.loop import StageSettings  # noqa: E402
+from compress.training.stage import step_losses, train_stage  # noqa: E402
 from serve.text.tokenizer import load_tokenizer  # noqa: E402
 
 SIZES = Sizes(4, 2, 24, 24)
@@ -77,7 +78,7 @@ def models(kind: str, stage: Stage, vocabulary: int) -> tuple[Any, Any]:
         for name, parameter in teacher.named_parameters():
             if parameter.ndim == 2:
                 parameter.mul_(60 if name.startswith("classifier") else 6)
-    student, _ = student_of(teacher, FAMILIES[kind], SHAPE, seed=1, new_layers=True)
+    student, _ = student_of(teacher, SHAPE, seed=1, new_layers=True)
     with torch.no_grad():
         for name, parameter in student.named_parameters():
             if name.startswith("classifier") and parameter.ndim == 2:

@@ -23,7 +23,7 @@ from steps import Textbook
 from torch import Tensor
 
 from compress.losses import tiled_relations, triton_kl
-from compress.losses.tiled_relations import Dots, tiled_loss
+from compress.losses.tiled_relations import RelationFactors, tiled_loss
 from compress.losses.vectors import dot_scores
 
 # Sides of a relation or attention, heads, and the widths of a head of teacher and student.
@@ -65,7 +65,9 @@ def tiles_alone() -> Iterator[None]:
         tiled_relations._on_gpu = usual
 
 
-def drawn(shape: tuple[int, int, int, int], dtype: torch.dtype, batch: int, tokens: int) -> tuple[Dots, Dots, Tensor]:
+def drawn(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, batch: int, tokens: int
+) -> tuple[RelationFactors, RelationFactors, Tensor]:
     """Vectors of teacher and student, and a mask without padding. They lie in memory as projections do."""
     sides, heads, wide, narrow = shape
     made = []
@@ -73,23 +75,23 @@ def drawn(shape: tuple[int, int, int, int], dtype: torch.dtype, batch: int, toke
         parts = [
             torch.randn(batch, tokens, heads, width, device="cuda").to(dtype).transpose(1, 2) for _ in range(sides)
         ]
-        made.append(Dots(*parts))
+        made.append(RelationFactors(*parts))
     return made[0], made[1], torch.ones(batch, tokens, dtype=torch.long, device="cuda")
 
 
-def call_of(way: Way, teacher: Dots, student: Dots, mask: Tensor) -> Callable[[], list[Tensor]]:
+def call_of(way: Way, teacher: RelationFactors, student: RelationFactors, mask: Tensor) -> Callable[[], list[Tensor]]:
     """A function that computes the value and its gradients."""
     ours = [part.detach().requires_grad_() for part in student if part is not None]
 
     def call() -> list[Tensor]:
         if way == "textbook":
-            value = Textbook._at_once(teacher.scores(), Dots(*ours).scores(), mask)
+            value = Textbook._at_once(teacher.scores(), RelationFactors(*ours).scores(), mask)
         elif way == "tiles":
             with tiles_alone():
-                value = tiled_loss("kl", teacher, Dots(*ours), mask)
+                value = tiled_loss("kl", teacher, RelationFactors(*ours), mask)
         else:
             with kernels_of(*way):  # type: ignore[misc]
-                value = tiled_loss("kl", teacher, Dots(*ours), mask)
+                value = tiled_loss("kl", teacher, RelationFactors(*ours), mask)
         return [value.detach(), *torch.autograd.grad(value, ours)]
 
     return call
@@ -107,7 +109,7 @@ def error(way: Way, shape: tuple[int, int, int, int], dtype: torch.dtype) -> flo
     teacher, student, mask = drawn(shape, dtype, 2, 160)
     found = call_of(way, teacher, student, mask)()[1:]
     exact = [part.detach().double().requires_grad_() for part in student if part is not None]
-    far = Dots(*[part.double() for part in teacher if part is not None]).scores().log_softmax(-1)
+    far = RelationFactors(*[part.double() for part in teacher if part is not None]).scores().log_softmax(-1)
     ours = dot_scores(exact[0], exact[-1]).log_softmax(-1)
     wanted = torch.autograd.grad((far.exp() * (far - ours)).sum(-1).mean(), exact)
     apart = sum((a.double() - b).square().sum() for a, b in zip(found, wanted, strict=True))

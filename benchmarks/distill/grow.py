@@ -29,11 +29,10 @@ from compress.data.corpus import CorpusText, Piece, chunks, tokenised
 from compress.data.encoded import pad_id_of
 from compress.data.texts import TextFiles
 from compress.methods.catalogue import METHODS, Sizes
-from compress.models.activations import Part, read
-from compress.models.families import Family, layers_of
+from compress.models.activations import Part, living_layers, read, relative_changes
+from compress.models.families import layers_of
 from compress.models.grow_teacher import grown
 from compress.models.initialise import shape_in
-from compress.models.living_layers import living_layers, relative_changes
 from compress.models.pretrained import Opened, load_encoder, open_model, open_tokenizer
 from compress.runs.hardware import same_bits
 from compress.runs.lineage import save_with_lineage
@@ -42,7 +41,7 @@ from compress.runs.method_stages import run_method
 from compress.runs.method_trainings import MethodInputs, fit_head
 from compress.runs.resumable_stages import Workdir
 from compress.runs.stages import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
-from compress.training.stage import StageSettings
+from compress.training.loop import StageSettings
 from stillroom.console import show
 
 LONGEST, BATCH, MEASURED, MOST_TOKENS = 128, 8, 32, 1_000_000  # MEASURED: pieces of the corpus
@@ -130,17 +129,15 @@ def _measured(smaller: Opened, opened: Opened, given: argparse.Namespace) -> dic
     inputs = _sample(smaller, given)
     real = inputs["attention_mask"].bool()
     ends = (Part("hidden", model.config.num_hidden_layers), Part("hidden", teacher.config.num_hidden_layers))
-    changes = relative_changes(model, opened.family, inputs)
+    changes = relative_changes(model, inputs)
     with torch.no_grad():
-        ours, theirs = (
-            read(m, opened.family, inputs, [end])[end][real] for m, end in zip((model, teacher), ends, strict=True)
-        )
+        ours, theirs = (read(m, inputs, [end])[end][real] for m, end in zip((model, teacher), ends, strict=True))
     theirs = theirs.repeat_interleave(ours.shape[1] // theirs.shape[1], dim=1)
     return {
         "relative_changes": _rounded(changes),
-        "with_scale": _rounded(relative_changes(model, opened.family, inputs, rescaled=False)),
+        "with_scale": _rounded(relative_changes(model, inputs, rescaled=False)),
         "living": living_layers(changes),
-        "twin_correlation": {of: round(r, 3) for of, r in twin_correlation(model, opened.family, inputs).items()},
+        "twin_correlation": {of: round(r, 3) for of, r in twin_correlation(model, inputs).items()},
         "cosine_to_smaller": round(float(torch.nn.functional.cosine_similarity(ours, theirs, dim=-1).mean()), 3),
     }
 
@@ -160,16 +157,16 @@ def _rounded(values: tuple[float, ...]) -> list[float]:
     return [round(value, 3) for value in values]
 
 
-def twin_correlation(model: nn.Module, family: Family, inputs: Mapping[str, Tensor]) -> dict[str, float]:
+def twin_correlation(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, float]:
     """The mean correlation over real tokens of units `2 i` and `2 i + 1`, which a grown model starts as copies of one.
 
     By part of the layers (hidden states, queries, keys, values), averaged over units and layers. 1 means that the twins say the
     same, 0 that they say no more alike than any two units. Arguments as of `relative_changes`.
     """
-    numbers = range(1, len(layers_of(model, family)) + 1)
+    numbers = range(1, len(layers_of(model)) + 1)
     real = inputs["attention_mask"].bool()
     with torch.no_grad():
-        found = read(model, family, inputs, [Part(of, number) for of in TWIN_PARTS for number in numbers])
+        found = read(model, inputs, [Part(of, number) for of in TWIN_PARTS for number in numbers])
         return {
             of: float(torch.stack([_correlation(found[of, number][real].double()) for number in numbers]).mean())
             for of in TWIN_PARTS

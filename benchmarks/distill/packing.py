@@ -8,8 +8,6 @@ one epoch instead, and the loss on those texts, unpacked, is given before and af
 """
 
 import argparse
-import json
-import platform
 import statistics
 import tempfile
 import time
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from steps import print_document
 
 from compress.data.corpus import CorpusText, chunks
 from compress.data.encoded import pad_id_of
@@ -29,7 +28,8 @@ from compress.models.initialise import student_of
 from compress.models.precision import computing, weights_in
 from compress.models.pretrained import load_encoder, open_model, open_tokenizer
 from compress.models.shapes import shape_of
-from compress.training.stage import StageSettings, rows_in_use, step_losses, train_stage
+from compress.training.loop import StageSettings
+from compress.training.stage import rows_in_use, step_losses, train_stage
 from stillroom.verbs.demo import teacher_folder
 
 TURN = 4_000  # tokens
@@ -40,7 +40,7 @@ class Learner:
 
     def __init__(self, opened: Any, shape: Any, stage: Stage, text: CorpusText, precision: str) -> None:
         self.teacher = load_encoder(opened, seed=0).eval()
-        self.student = student_of(self.teacher, opened.family, shape, seed=0)[0]
+        self.student = student_of(self.teacher, shape, seed=0)[0]
         self.stage, self.text, self.precision = stage, text, precision
         self.maps = Projections(stage.objective, self.teacher.config, self.student.config)
         self.speeds: list[float] = []
@@ -128,8 +128,7 @@ def main() -> None:
             found[name]["loss_after"] = learner.loss_on(held)
     else:
         in_turns(learners, given.minutes, found)
-    machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "processor": platform.processor()}
-    print(json.dumps({"settings": vars(given), "machine": machine, "found": found}, indent=1))
+    print_document(given, found=found)
 
 
 def in_turns(learners: dict[str, Learner], minutes: float, found: dict[str, Any]) -> None:

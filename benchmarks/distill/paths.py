@@ -32,19 +32,17 @@ from compress.evaluation.predictions import row_logits
 from compress.losses.vectors import dot_scores, split_heads
 from compress.methods.catalogue import Stage
 from compress.methods.presets import Schedule
-from compress.models.families import FAMILIES
 from compress.models.initialise import student_of
 from compress.models.precision import autocast
 from compress.models.pretrained import load, load_encoder, open_model, save_tokenizer
 from compress.runs.task_stages import on_task
 from compress.tasks import task_named
-from compress.training.loop import train
-from compress.training.stage import StageSettings, train_stage
+from compress.training.loop import StageSettings, train
+from compress.training.stage import train_stage
 from stillroom.inputs.preflight import RunInputs, prepare
 from stillroom.inputs.recipe import resolve
 
 WAYS = {"plain": "fp32", "float32": "fp32", "bfloat16": "bf16"}
-BERT = FAMILIES["bert"]
 
 
 def relation_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
@@ -80,7 +78,7 @@ def plain(
     torch.manual_seed(settings.seed)
     schedule = Schedule(settings.steps, stage.learning_rate, stage.warmup, betas=stage.betas)
     with mock.patch("compress.training.loop.computing", autocast):  # without this engine's attention
-        progress = train(student, loss_at, schedule, folder=folder, seed=settings.seed)
+        progress = train(student, loss_at, schedule, StageSettings(seed=settings.seed), folder=folder)
     return [loss for _, loss in progress.loss]
 
 
@@ -89,7 +87,7 @@ def student_by(
 ) -> Any:
     """The student, its loss curve, and the seconds of its training."""
     teacher = load_encoder(inputs.opened, seed=0).eval()
-    student, _ = student_of(teacher, BERT, inputs.shape, seed=seed)
+    student, _ = student_of(teacher, inputs.shape, seed=seed)
     for module in student.modules():
         if isinstance(module, nn.Dropout) and not dropout:
             module.p = 0.0

@@ -101,9 +101,7 @@ def cases(given: argparse.Namespace, stack: ExitStack) -> Iterator[tuple[str, Ca
     opened, shape = open_model(given.teacher or str(teacher_folder())), shape_of("3x384")
 
     def student() -> Any:
-        return student_of(load_encoder(opened, seed=0), opened.family, shape, seed=0)[
-            0
-        ].eval()  # no dropout: equal losses
+        return student_of(load_encoder(opened, seed=0), shape, seed=0)[0].eval()  # no dropout: equal losses
 
     for length in LENGTHS:
         yield f"student, labels, {BATCH} x {length}", lambda p, n=length: task_steps(student(), n, p)  # type: ignore[misc]

@@ -25,10 +25,10 @@ from compress.data.corpus import CorpusText, chunks, masking_of
 from compress.data.texts import read_texts
 from compress.methods.catalogue import Sizes, stages_of
 from compress.methods.objectives import Projections
-from compress.models.families import FAMILIES
 from compress.models.initialise import student_of
 from compress.models.shapes import Shape
-from compress.training.stage import StageSettings, train_stage
+from compress.training.loop import StageSettings
+from compress.training.stage import train_stage
 
 VOCABULARY = 4_000
 WIDTH, HEADS, LAYERS, TOKENS = 64, 4, 4, 64
@@ -63,7 +63,7 @@ def train(given: argparse.Namespace, folder: Path, tokenizer_file: Path, accumul
         for parameter in teacher.parameters():
             parameter.mul_(4.0 if parameter.ndim == 2 else 1.0)
     kind = getattr(torch, given.dtype)
-    student, _ = student_of(teacher, FAMILIES["bert"], Shape(2, WIDTH, HEADS, 2 * WIDTH), seed=0, new_layers=True)
+    student, _ = student_of(teacher, Shape(2, WIDTH, HEADS, 2 * WIDTH), seed=0, new_layers=True)
     stage = stages_of(given.method, Sizes(LAYERS, 2, WIDTH, WIDTH))[0]
     masking = masking_of(tokenizer, config.vocab_size) if stage.objective.masks_tokens else None
     text = CorpusText(chunks(texts, tokenizer, TOKENS), 0, given.batch, 0, masking)

@@ -36,9 +36,9 @@ from compress.methods.catalogue import METHODS, Stage, stages_of  # noqa: E402
 from compress.runs.hardware import same_bits  # noqa: E402
 from compress.runs.resumable_stages import TRAINING, Workdir  # noqa: E402
 from compress.training.checkpoint import own_tensors, put_tensors, write_safetensors  # noqa: E402
-from compress.training.loop import CHECKPOINT  # noqa: E402
+from compress.training.loop import CHECKPOINT, StageSettings  # noqa: E402
 from compress.training.metrics import METRICS  # noqa: E402
-from compress.training.stage import StageSettings, train_stage  # noqa: E402
+from compress.training.stage import train_stage  # noqa: E402
 
 WEIGHTS = "student.safetensors"
 

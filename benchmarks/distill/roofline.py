@@ -13,15 +13,13 @@ share is of a turn and its own peak; the result is the median with quartiles. Pr
 """
 
 import argparse
-import json
-import platform
 import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
-from steps import TURN, Measured, now, opened, train
+from steps import TURN, Measured, now, opened, print_document, train
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from compress.models.precision import HALVES
@@ -133,9 +131,7 @@ def main() -> None:
     if given.threads:
         torch.set_num_threads(given.threads)
     found = {tokens: measured(given, tokens) for tokens in map(int, given.tokens.split(","))}
-    machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "processor": platform.processor()}
-    machine |= {"gpu": torch.cuda.get_device_name()} if given.device == "cuda" else {}
-    print(json.dumps({"settings": vars(given), "machine": machine, "tokens": found}, indent=1))
+    print_document(given, tokens=found)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def body(encoder: str, folder: Path, shape: Shape) -> Path:
     """A student of some of the encoder's layers, without a head."""
     if not folder.exists():
         opened = open_model(encoder)
-        student, _ = student_of(load_encoder(opened, seed=0), opened.family, shape, seed=0)
+        student, _ = student_of(load_encoder(opened, seed=0), shape, seed=0)
         student.save_pretrained(folder)
         save_tokenizer(opened, folder)
     return folder

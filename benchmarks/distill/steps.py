@@ -46,7 +46,8 @@ from compress.models.precision import autocast
 from compress.models.pretrained import load_encoder, open_model, open_tokenizer
 from compress.models.shapes import shape_of
 from compress.runs.hardware import same_bits
-from compress.training.stage import StageSettings, step_losses, train_stage
+from compress.training.loop import StageSettings
+from compress.training.stage import step_losses, train_stage
 
 LEARNING_RATE = 1e-4
 TURN = {"cpu": 1, "cuda": 8}
@@ -255,6 +256,13 @@ def resident(field: str) -> int:
     return 1024 * int(re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])  # type: ignore[index]
 
 
+def print_document(given: argparse.Namespace, **found: Any) -> None:
+    """Prints the settings, facts about the machine, and what was found, as JSON."""
+    machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "processor": platform.processor()}
+    machine |= {"gpu": torch.cuda.get_device_name()} if getattr(given, "device", "cpu") == "cuda" else {}
+    print(json.dumps({"settings": vars(given), "machine": machine, **found}, indent=1))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--teacher", default="")
@@ -288,9 +296,7 @@ def main() -> None:
         found[tokens] |= {f"{way}_bytes": size for way, size in memory.items()}
         found[tokens]["ours_over_textbook_bytes"] = memory["ours"] / memory["textbook"]
         print(tokens, json.dumps(found[tokens]), file=sys.stderr, flush=True)
-    machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "processor": platform.processor()}
-    machine |= {"gpu": torch.cuda.get_device_name()} if given.device == "cuda" else {}
-    print(json.dumps({"settings": vars(given), "machine": machine, "tokens": found}, indent=1))
+    print_document(given, tokens=found)
 
 
 if __name__ == "__main__":

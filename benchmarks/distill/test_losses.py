@@ -17,21 +17,21 @@ from torch import Tensor
 from whole_relations import attention_loss, attention_square_loss, relation_loss, score_loss
 
 from compress.losses.outputs import label_loss, logit_loss, soft_label_loss
-from compress.losses.tiled_relations import Dots, tiled_loss
+from compress.losses.tiled_relations import RelationFactors, tiled_loss
 from compress.losses.vectors import cosine_loss, direct_loss, hidden_loss, split_heads, summed_hidden_loss
 
 TEXTS = 2
 Way = Callable[[Tensor, Tensor, Tensor], Tensor]  # of vectors (texts, tokens, width) of teacher and student, and a mask
 
 
-def dots(x: Tensor) -> Dots:
+def dots(x: Tensor) -> RelationFactors:
     """Queries and keys of twelve heads: two halves of `x`."""
     queries, keys = x.chunk(2, dim=-1)
-    return Dots(split_heads(queries, 12), split_heads(keys, 12))
+    return RelationFactors(split_heads(queries, 12), split_heads(keys, 12))
 
 
 def relation(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
-    return tiled_loss("kl", Dots(split_heads(teacher, 48)), Dots(split_heads(student, 48)), mask)
+    return tiled_loss("kl", RelationFactors(split_heads(teacher, 48)), RelationFactors(split_heads(student, 48)), mask)
 
 
 def whole_relation(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:

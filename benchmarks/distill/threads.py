@@ -61,7 +61,8 @@ def train(given: argparse.Namespace) -> dict[str, float]:
     from compress.data.batches import TaskText
     from compress.methods.catalogue import LABELS
     from compress.models.shapes import shape_of
-    from compress.training.stage import StageSettings, train_stage
+    from compress.training.loop import StageSettings
+    from compress.training.stage import train_stage
 
     torch.set_num_threads(given.threads)
     torch.use_deterministic_algorithms(True)

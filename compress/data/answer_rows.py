@@ -4,14 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from compress.data.carry_words import WordAnswer, added_up
+from compress.data.align_labels import WordAnswer, added_up
 from compress.data.columns import USUAL, Columns
 from compress.data.examples import Entity, Example
-from compress.data.fields import label_of
 from compress.data.file_formats import SUFFIXES, looks_like_columns, rows_in, suffix_of
 from compress.data.labelled_files import check_there
-from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
-from compress.data.rows import entities_and_items, labels_of, unlabelled_example
+from compress.data.row_fields import BadRows, Fault, UnreadableFrom, label_of, note
+from compress.data.rows import unlabelled_example
 from compress.data.tags import from_tags
 from compress.data.task import Task
 from compress.data.texts import read_texts
@@ -50,21 +49,6 @@ def answer_in(row: object, task: Task, columns: Columns = USUAL) -> Answer | Non
     return task.teacher_answer(row, example, named)
 
 
-def entities_answer(row: dict[str, object], example: Example, columns: Columns) -> Answer | None:
-    """The answer in the fields `words` or `entities`. ValueError describes the fault of a row."""
-    if row.get("words") is not None:
-        return _word_answer(row["words"], example)
-    given = row.get(columns.entities)
-    if given is None:
-        return None
-    spans = tuple(
-        (entity, 1.0 if item.get("score") is None else _probability(item["score"], f"the score of {entity.label}"))
-        for entity, item in entities_and_items(given, example.text, columns.entities)
-    )
-    likely = tuple(entity for entity, score in spans if score >= HALF)
-    return Answer(Example(example.text, entities=likely), spans=spans)
-
-
 def with_tags_as(answer: Answer, read: Mapping[str, str]) -> Answer:
     """`answer` with each tag of its words as `read` has it; tags that are read alike add up."""
     if answer.words is None:
@@ -73,11 +57,6 @@ def with_tags_as(answer: Answer, read: Mapping[str, str]) -> Answer:
         word._replace(tags=added_up((read[tag], each) for tag, each in word.tags.items())) for word in answer.words
     )
     return replace(answer, example=replace(answer.example, entities=_entities(words)), words=words)
-
-
-def likely_labels(answer: Answer) -> tuple[str, ...]:
-    """The labels that apply by `answer`, where any number of them may."""
-    return tuple(sorted(name for name, probability in answer.labels.items() if probability >= HALF))
 
 
 def named_in(answer: Answer) -> set[str]:
@@ -105,37 +84,8 @@ def _names_in(row: object, columns: Columns) -> Columns:
     return replace(columns, **usual)
 
 
-def class_answer(row: dict[str, object], example: Example, columns: Columns) -> Answer | None:
-    """The answer in the fields `labels` or `label`. ValueError describes the fault of a row."""
-    label, given = row.get(columns.label), row.get("labels")
-    if isinstance(label, dict):
-        label, given = None, label
-    if columns.label == "labels":
-        given = given if isinstance(given, dict) else None
-    if isinstance(given, list) and label is None:
-        label, given = given, None
-    if given is not None:
-        if not isinstance(given, dict):
-            raise ValueError(
-                f"`labels` is {type(given).__name__}; an object with the probability of each label is needed"
-            )
-        told = {
-            label_of(name, "labels"): _probability(value, f"that of {name}")
-            for name, value in given.items()
-            if value is not None
-        }
-        if not told:
-            raise ValueError("`labels` is empty; the probability of at least 1 label is needed")
-        likeliest = max(told, key=lambda name: told[name])
-        if isinstance(label, str) and label != likeliest:
-            raise ValueError(
-                f"`{columns.label}` is {label!r}, and by `labels` {likeliest!r} is the likeliest; give one of them"
-            )
-        return Answer(replace(example, label=likeliest), told)
-    return None if label is None else Answer(replace(example, label=labels_of(label, columns.label)))
-
-
-def _word_answer(given: object, example: Example) -> Answer:
+def word_answer(given: object, example: Example) -> Answer:
+    """The answer of the field `words`. ValueError describes its fault."""
     if not isinstance(given, list):
         raise ValueError(f"`words` is {type(given).__name__}, not a list")
     found: list[WordAnswer] = []
@@ -156,7 +106,7 @@ def _word_answer(given: object, example: Example) -> Answer:
         if found and start < found[-1].end:
             raise ValueError(f"words overlap: {found[-1].start}..{found[-1].end} and {start}..{end}")
         tags = {
-            label_of(tag, "tags"): _probability(value, f"that of {tag}")
+            label_of(tag, "tags"): probability_in(value, f"that of {tag}")
             for tag, value in item["tags"].items()
             if value is not None
         }
@@ -182,7 +132,8 @@ def _entities(given: Sequence[WordAnswer]) -> tuple[Entity, ...]:
     return tuple(found)
 
 
-def _probability(given: object, what: str) -> float:
+def probability_in(given: object, what: str) -> float:
+    """`given` as a probability. ValueError if it is none; `what` says of what."""
     if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given <= 1:
         raise ValueError(f"{what} is {given!r}; a probability from 0 to 1 is needed")
     return float(given)

@@ -33,7 +33,7 @@ def augmented(examples: Sequence[Example], tokenizer: Tokenizer, copies: int, se
     """
     tokenizer = Tokenizer.from_str(tokenizer.to_str())
     tokenizer.no_truncation()
-    mask = mask_token_of(tokenizer)
+    mask = next((token for token in ("[MASK]", "<mask>") if tokenizer.token_to_id(token) is not None), None)
     rng = random.Random(seed)
     mentions: dict[str, list[str]] = {}
     for example in examples:
@@ -55,11 +55,6 @@ def augmented(examples: Sequence[Example], tokenizer: Tokenizer, copies: int, se
                 seen.add(new.text_or_pair)
                 made.append(new)
     return made
-
-
-def mask_token_of(tokenizer: Tokenizer) -> str | None:
-    """The mask token, or None if the tokenizer has none."""
-    return next((token for token in ("[MASK]", "<mask>") if tokenizer.token_to_id(token) is not None), None)
 
 
 def _varied(

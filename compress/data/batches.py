@@ -61,11 +61,6 @@ def are_spans(targets: Tensor) -> bool:
     return targets.ndim == 2 and not targets.is_floating_point()
 
 
-def answered_rows(targets: Tensor) -> Tensor:
-    """Which rows count in a mean over rows, a bool for each: all, or of questions the first of each window."""
-    return targets[:, 0] == 1 if are_spans(targets) else torch.ones(len(targets), dtype=torch.bool)
-
-
 def labelled_rows(targets: Tensor) -> Tensor:
     """Which of `targets`, as `compress.losses.outputs.label_loss` takes them, carry a label; a bool for each.
 
@@ -91,7 +86,9 @@ def part_of(batch: Batch, share: Share) -> Batch:
     rows_a_text = 1 if batch.whole_texts else width
     inside = (batch.row_index >= first * rows_a_text) & (batch.row_index < last * rows_a_text)
     mask, labelled = batch.inputs["attention_mask"], labelled_rows(batch.targets)
-    rows_that_count = answered_rows(batch.targets)
+    targets = batch.targets
+    # All, or of questions the first of each window.
+    rows_that_count = targets[:, 0] == 1 if are_spans(targets) else torch.ones(len(targets), dtype=torch.bool)
     real, texts = mask > 0, mask.amax(dim=1)  # (rows,), the texts of each row
 
     def weight(part: Tensor, whole: Tensor) -> float:

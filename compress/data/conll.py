@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from compress.data.columns import Columns
-from compress.data.row_faults import Fault, note
+from compress.data.row_fields import Fault, note
 from serve.text.labels import OUTSIDE, PREFIXED
 
 DOCUMENT = "-DOCSTART-"  # a line that begins so ends a text

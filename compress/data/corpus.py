@@ -250,7 +250,9 @@ class CorpusFile(Sequence[Piece]):
     def words_of(self, index: int) -> np.ndarray:
         """The word numbers of a piece, (tokens,), -1 for special tokens."""
         read = os.pread(self.words, int(self.lengths[index]), self._start(index))
-        return _words_of(np.frombuffer(read, np.uint8))
+        steps = np.frombuffer(read, np.uint8)  # as `_steps_of` gives them
+        special = steps == SPECIAL
+        return np.where(special, -1, np.where(special, 0, steps).cumsum(dtype=np.int64))
 
     def _start(self, index: int) -> int:
         block = index // BLOCK
@@ -325,12 +327,6 @@ def _steps_of(words: np.ndarray) -> np.ndarray:
     apart = np.diff(words[inside], prepend=0)
     steps[inside] = np.where(apart == 0, 0, np.clip(apart, 1, SPECIAL - 1))
     return steps
-
-
-def _words_of(steps: np.ndarray) -> np.ndarray:
-    """The inverse of `_steps_of`, int64."""
-    special = steps == SPECIAL
-    return np.where(special, -1, np.where(special, 0, steps).cumsum(dtype=np.int64))
 
 
 def masking_of(tokenizer: Tokenizer, size: int, *, whole_words: bool = False) -> Masking:

@@ -4,12 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from compress.data.class_names import class_names, with_class_names
 from compress.data.columns import Columns
 from compress.data.examples import FURTHER_NAMES, SPLIT_NAMES
 from compress.data.hub import load_dataset, may_be_on_hub
 from compress.data.labelled_files import LabelledFile
-from compress.data.row_faults import Fault, UnreadableFrom, note
+from compress.data.row_fields import Fault, UnreadableFrom, class_names, note, with_class_names
 from compress.data.task import Task
 from serve.errors import BadInput
 

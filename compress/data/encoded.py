@@ -9,6 +9,7 @@ from tokenizers import Encoding, Tokenizer
 from compress.data.examples import Entity, Example
 from compress.data.task import Task
 from serve.text.questions import EVEN_SCORE
+from serve.wording import counted
 
 IGNORED = -100  # the target of a row that carries no label; of a number it is NaN
 
@@ -142,3 +143,14 @@ def entities_at(places: Sequence[tuple[int, int]], entities: Sequence[Entity]) -
         else:
             found.append((-1, "O"))
     return found
+
+
+def text_warnings(encoded: Encoded, examples: Sequence[Example], max_length: int, where: str) -> list[str]:
+    """One sentence for each kind of warning about `examples` of the split or file `where`, which `encoded` has with `max_length` tokens."""
+    found: list[str] = []
+    if encoded.truncated:
+        found.append(
+            f"{encoded.truncated} of {counted(len(encoded), 'text')} in {where} {'is' if encoded.truncated == 1 else 'are'} "
+            f"longer than {max_length} tokens: training and scoring ignore the rest."
+        )
+    return found + encoded.task.text_warnings(encoded, examples, where)

@@ -13,11 +13,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from compress.data.class_names import class_names, with_class_names
 from compress.data.columns import Columns, advice_on
 from compress.data.conll import conll_rows, layout_of
-from compress.data.fields import MOST_CHARACTERS
-from compress.data.row_faults import Fault, UnreadableFrom, note
+from compress.data.row_fields import MOST_CHARACTERS, Fault, UnreadableFrom, class_names, note, with_class_names
 from compress.data.tables import SEPARATORS, TableRow, column_names, swallows, table_rows
 from compress.data.task import Task
 from serve.errors import BadInput

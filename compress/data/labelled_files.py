@@ -9,7 +9,7 @@ from pathlib import Path
 from compress.data.columns import USUAL, Columns
 from compress.data.examples import Example
 from compress.data.file_formats import SUFFIXES, looks_like_columns, rows_in, suffix_of
-from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
+from compress.data.row_fields import BadRows, Fault, UnreadableFrom, note
 from compress.data.rows import example_of
 from compress.data.tags import TagRows, names_of, scheme_faults, with_names
 from compress.data.task import Task
@@ -51,7 +51,8 @@ class LabelledFile:
 
     def add(self, row: object, line: int | None) -> None:
         """Keep the example in `row`, or its fault. UnreadableFrom if too many rows have faults."""
-        if isinstance(row, dict) and row.get(VERDICT) in REJECTED and not self._uses(VERDICT):
+        read = [getattr(self.columns, each) for each in self.task.columns]
+        if isinstance(row, dict) and row.get(VERDICT) in REJECTED and VERDICT not in read:
             self.rejected += 1
             return
         try:
@@ -79,9 +80,6 @@ class LabelledFile:
             for kind, first in self.first_odd.items()
             if (2 * self.words[kind] > self.words[""]) is most
         ]
-
-    def _uses(self, name: str) -> bool:
-        return name in [getattr(self.columns, each) for each in self.task.columns]
 
     @property
     def notes(self) -> list[str]:

@@ -8,8 +8,7 @@ from unicodedata import normalize
 
 from compress.data.columns import USUAL, Columns
 from compress.data.examples import Entity, Example
-from compress.data.fields import label_of, pair_of, text_of
-from compress.data.tags import from_tags
+from compress.data.row_fields import label_of, pair_of, text_of
 from compress.data.task import Task
 from serve.text.entity_markers import MARKERS
 
@@ -30,7 +29,9 @@ def example_of(row: object, task: Task, columns: Columns = USUAL) -> Example:
         ValueError: the row has a fault; the message describes it.
     """
     row = _object(row, columns)
-    return _in_language(task.example_of(row, columns), row)
+    example, language = task.example_of(row, columns), row.get(LANGUAGE)
+    # Another column of that name is not ours.
+    return replace(example, language=language.strip()) if isinstance(language, str) else example
 
 
 def _object(row: object, columns: Columns) -> dict[str, Any]:
@@ -41,12 +42,6 @@ def _object(row: object, columns: Columns) -> dict[str, Any]:
         twice = "; it was written as JSON twice" if isinstance(row, str) and row.startswith("{") else ""
         raise ValueError(f"is {type(row).__name__}, not an object with fields{twice}")
     return row
-
-
-def _in_language(example: Example, row: dict[str, Any]) -> Example:
-    """`example` with the row's `language`, if that is a string; another column of that name is not ours."""
-    language = row.get(LANGUAGE)
-    return replace(example, language=language.strip()) if isinstance(language, str) else example
 
 
 def unlabelled_example(row: object, columns: Columns = USUAL, *, alone: bool = False) -> Example:
@@ -73,26 +68,15 @@ def check_labelled(row: dict[str, Any], columns: Columns, task: Task) -> None:
         raise ValueError(columns.fault_of_row(row, task))
 
 
-def question_example(row: dict[str, Any], columns: Columns, task: Task) -> Example:
-    """The question of a row, with its context and its answers.
+def answers_in(given: object, name: str) -> list[object]:
+    """The answers in the field `name`, each as an object.
 
-    Answers are a list of objects, each with `start` and `end` in the context, or with `text` and `answer_start` as in SQuAD; or one object
+    They are a list of objects, each with `start` and `end` in the context, or with `text` and `answer_start` as in SQuAD; or one object
     that has lists under these two names, as the `datasets` library gives SQuAD. An empty list is a question without an answer.
 
     Raises:
-        ValueError: the row has a fault; the message describes it.
+        ValueError: they are not; the message describes the fault.
     """
-    if columns.missing([*row], task):
-        raise ValueError(columns.fault_of_row(row, task))
-    question, context = text_of(row, columns.question), text_of(row, columns.context)
-    places = [
-        _answer_place(each, context, columns.answers) for each in _answers_in(row[columns.answers], columns.answers)
-    ]
-    return Example(question, context, answers=tuple(dict.fromkeys(places)))
-
-
-def _answers_in(given: object, name: str) -> list[object]:
-    """The answers in the field `name`, each as an object."""
     if isinstance(given, dict) and {"text", "answer_start"} <= given.keys():
         texts, starts = given["text"], given["answer_start"]
         if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
@@ -104,8 +88,8 @@ def _answers_in(given: object, name: str) -> list[object]:
     return given
 
 
-def _answer_place(given: object, context: str, name: str) -> tuple[int, int]:
-    """The place of one answer in its context, without the white space around it."""
+def answer_place(given: object, context: str, name: str) -> tuple[int, int]:
+    """The place of one answer in its context, without the white space around it. ValueError describes its fault."""
     if isinstance(given, dict) and {"text", "answer_start"} <= given.keys():
         text, start = given["text"], given["answer_start"]
         end = start + len(text) if isinstance(text, str) and type(start) is int else None
@@ -182,22 +166,6 @@ def labels_of(given: object, name: str) -> str | tuple[str, ...]:
     if len(set(names)) < len(names):
         raise ValueError(f"`{name}` holds {next(a for a, b in pairwise(names) if a == b)!r} twice")
     return tuple(names)
-
-
-def entities_example(row: dict[str, Any], columns: Columns, task: Task) -> Example:
-    """The text of a row with its entities, or its words with their tags. ValueError describes the fault of a row."""
-    name = columns.entities_in(row)
-    if name is None:
-        tags = columns.tags_in(row)
-        if columns.tokens in row and tags is not None:
-            return from_tags(row[columns.tokens], row[tags], (columns.tokens, tags))
-    if columns.text not in row or name is None:
-        raise ValueError(columns.fault_of_row(row, task))
-    text = text_of(row, columns.text)
-    # Prodigy writes no `spans` where a text has none, and a table of its rows null.
-    given = [] if row.get(name) is None and (name == "spans" or name not in row) else row[name]
-    found = entities_and_items(given, text, name)
-    return Example(text, entities=tuple(entity for entity, _ in found))
 
 
 def entities_and_items(given: object, text: str, name: str) -> list[tuple[Entity, dict[str, Any]]]:

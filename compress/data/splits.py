@@ -22,7 +22,7 @@ from compress.data.examples import (
 )
 from compress.data.file_formats import SUFFIXES, suffix_of
 from compress.data.labelled_files import ENTITIES_AS_JSON, LabelledFile, faults_of, no_rows, read_file, read_names
-from compress.data.row_faults import BadRows
+from compress.data.row_fields import BadRows
 from compress.data.task import Task
 from compress.data.teacher_labels import Held, TeacherLabels
 from compress.input_errors import Faults
@@ -79,12 +79,27 @@ def read_splits(
     for name in needed:
         if name not in readers:
             divide = "give one that name, or divide one by train_test_split"
-            remedy = f"It has {_some(names)}; {divide}." if saved else f"{_add(name)}{what_is_in(folder)}"
+            add = f"Add a file {name}.jsonl, or one that ends in {', '.join(SUFFIXES[1:-1])} or {SUFFIXES[-1]}."
+            remedy = f"It has {_some(names)}; {divide}." if saved else f"{add}{what_is_in(folder)}"
             raise BadInput(f"--data {data} has no {name} split (found: {', '.join(readers) or 'no split'}). {remedy}")
     found = {name: [example for reader in parts for example in reader.examples] for name, parts in readers.items()}
     answered = train_from is not None and "train" not in found
     if train_from and answered:
         found["train"] = _answered(train_from, [example for examples in found.values() for example in examples])
+    notes = [note for reader in several for note in reader.notes]
+    packed = [] if saved else [reader.file for reader in several if Path(f"{reader.file}.gz").is_file()]
+    notes += [f"{file}.gz is not read, since {Path(file).name} is beside it." for file in packed]
+    return splits_of(found, data, seed, answered=answered, notes=notes)
+
+
+def splits_of(
+    found: dict[str, list[Example]], data: str, seed: int, *, answered: bool = False, notes: Sequence[str] = ()
+) -> Splits:
+    """The splits `found` in `data` by name; where there is none for validation, a part of train is held out.
+
+    Raises:
+        BadInput: train has one text, and validation none.
+    """
     held_out = "validation" not in found
     if held_out and len(found["train"]) < 2:
         raise BadInput(
@@ -95,9 +110,6 @@ def read_splits(
     digest = hashlib.sha256()
     for name in SPLITS:
         digest.update(examples_fingerprint(found[name]).encode())
-    notes = [note for reader in several for note in reader.notes]
-    packed = [] if saved else [reader.file for reader in several if Path(f"{reader.file}.gz").is_file()]
-    notes += [f"{file}.gz is not read, since {Path(file).name} is beside it." for file in packed]
     return Splits(
         found["train"], found["validation"], found["test"], held_out, digest.hexdigest(), answered, tuple(notes)
     )
@@ -201,10 +213,6 @@ def check_no_single(folder: Path) -> None:
             f"{folder} holds one data set that `datasets` saved with save_to_disk, without splits. Divide it (train_test_split) and save a "
             "DatasetDict with train and test, or write a file of each split (to_json)."
         )
-
-
-def _add(name: str) -> str:
-    return f"Add a file {name}.jsonl, or one that ends in {', '.join(SUFFIXES[1:-1])} or {SUFFIXES[-1]}."
 
 
 def what_is_in(folder: Path) -> str:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from compress.data.fields import MOST_CHARACTERS, UNSEEN
+from compress.data.row_fields import MOST_CHARACTERS, UNSEEN
 
 SEPARATORS = {".csv": ",;\t|", ".tsv": "\t;,|"}  # the usual one first
 BLANK_BEFORE_QUOTE = (

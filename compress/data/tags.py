@@ -12,8 +12,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from compress.data.examples import Entity, Example
-from compress.data.fields import checked, label_of
-from compress.data.row_faults import Fault
+from compress.data.row_fields import Fault, checked, label_of
 from serve.text.labels import OUTSIDE, PREFIXED, are_names, split_tag, with_prefixes
 from serve.text.spans import tag_runs
 from serve.wording import counted

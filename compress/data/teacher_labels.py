@@ -12,19 +12,17 @@ from pathlib import Path
 
 import numpy as np
 
-from compress.data.answer_rows import MOST_SUM, Answer, answer_in, likely_labels, named_in, with_tags_as
-from compress.data.carry_words import carry_words, words_of_entities
+from compress.data.answer_rows import HALF, MOST_SUM, Answer, answer_in, named_in, with_tags_as
 from compress.data.columns import USUAL, Columns
 from compress.data.encoded import Encoded
-from compress.data.examples import Example, classes_of
+from compress.data.examples import Example
 from compress.data.file_formats import SUFFIXES, rows_in, suffix_of
 from compress.data.labelled_files import check_there
-from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
+from compress.data.row_fields import BadRows, Fault, UnreadableFrom, note
 from compress.data.task import Task
 from serve.errors import BadInput
 from serve.text.entity_markers import has_markers
 from serve.text.labels import split_tag, with_prefixes
-from serve.text.spans import words
 
 LEAST = 1e-8
 """The probability of what a teacher does not name, so that its logarithm is finite; also the distance of the largest one from 1."""
@@ -56,10 +54,6 @@ class TeacherLabels:
         """The name of the model, or those of the files without their folders, which are private."""
         return self.asked[1] or " and ".join(Path(file).name for file in self.files)
 
-    def answer_to(self, example: Example) -> Answer | None:
-        """The answer to the text of `example`; None if there is none."""
-        return self.answers.get(_key(example))
-
     def without(self, examples: Iterable[Example], label: str = "") -> "TeacherLabels":
         """The answers to all texts but those of `examples`, whatever blanks are around them, and those whose answer is `label`."""
         held = Held(examples)
@@ -82,10 +76,11 @@ class TeacherLabels:
         """
         if not multi_label:
             return [answer.example for answer in self.answers.values()]
-        return [
-            replace(answer.example, label=likely_labels(answer)) if answer.labels else answer.example
-            for answer in self.answers.values()
-        ]
+        found = []
+        for answer in self.answers.values():
+            likely = tuple(sorted(name for name, probability in answer.labels.items() if probability >= HALF))
+            found.append(replace(answer.example, label=likely) if answer.labels else answer.example)
+        return found
 
     def check_kind(self, *, multi_label: bool, relations: bool) -> None:
         """Check that the answers are of the data's kind: one label or a list of them, with head and tail or without.
@@ -140,7 +135,7 @@ class TeacherLabels:
         With `encoded.multi_label` it is their sigmoid. None where there is no answer, or it does not reach to the last word.
         """
         return [
-            encoded.task.teacher_logits(answer, encoded, i) if (answer := self.answer_to(example)) else None
+            encoded.task.teacher_logits(answer, encoded, i) if (answer := self.answers.get(_key(example))) else None
             for i, example in enumerate(examples)
         ]
 
@@ -222,33 +217,7 @@ def _key(example: Example) -> str:
     return f"{example.text_read}\x00{example.text_pair or ''}"
 
 
-def class_logits(answer: Answer, labels: Sequence[str], *, multi_label: bool) -> np.ndarray:
-    """Logits (1, labels) whose softmax, or with `multi_label` whose sigmoid, are the probabilities of `answer`."""
-    of_class = _of_classes(answer, labels, multi_label=multi_label)
-    logits: np.ndarray = np.log(of_class) - np.log1p(-of_class) if multi_label else np.log(of_class)
-    return logits[None].astype(np.float32)
-
-
-def entity_logits(answer: Answer, encoded: Encoded, index: int) -> np.ndarray | None:
-    """Logits (words, labels) of text `index` by `answer`; None where it does not reach to the last word."""
-    encoding = encoded.encodings[index]
-    places = [(word.start, word.end) for word in words(encoded.texts[index], encoding.offsets, encoding.word_ids)]
-    given = words_of_entities(places, answer.spans) if answer.words is None else answer.words
-    carried = carry_words(places, given)
-    return None if carried is None else word_logits(carried, encoded.labels)
-
-
-def _of_classes(answer: Answer, labels: Sequence[str], *, multi_label: bool) -> np.ndarray:
-    """The probability of each of `labels`, (labels,), float32 above 0 and below 1."""
-    given = answer.labels or dict.fromkeys(classes_of(answer.example), 1.0)
-    found = np.array([given.get(name, 0.0) for name in labels], dtype=np.float64)
-    if not multi_label:
-        found = _with_the_rest(found, np.array([name not in given for name in labels]))
-    bounded: np.ndarray = np.clip(found, LEAST, 1 - LEAST)
-    return bounded
-
-
-def _with_the_rest(found: np.ndarray, unnamed: np.ndarray) -> np.ndarray:
+def with_the_rest(found: np.ndarray, unnamed: np.ndarray) -> np.ndarray:
     """`found` (labels,) with what it lacks to 1 shared out evenly to the `unnamed`, or if all are named in their proportion."""
     rest = max(0.0, 1.0 - float(found.sum()))
     if unnamed.any():
@@ -258,7 +227,7 @@ def _with_the_rest(found: np.ndarray, unnamed: np.ndarray) -> np.ndarray:
 
 
 def word_logits(tags: Sequence[Mapping[tuple[str, str], float]], labels: Sequence[str]) -> np.ndarray:
-    """Logits (words, labels) whose softmax are the probabilities of the `tags` of each word, as `carry_words` gives them."""
+    """Logits (words, labels) whose softmax are the probabilities of the `tags` of each word, as `align_labels` gives them."""
     logits: np.ndarray = np.log(_as_rows(tags, labels)).astype(np.float32)
     return logits
 
@@ -271,6 +240,6 @@ def _as_rows(tags: Sequence[Mapping[tuple[str, str], float]], labels: Sequence[s
         len(tags), len(labels)
     )
     unnamed = np.array([[name not in word for name in names] for word in tags]).reshape(len(tags), len(labels))
-    whole = [_with_the_rest(row, missing) for row, missing in zip(rows, unnamed, strict=True)]
+    whole = [with_the_rest(row, missing) for row, missing in zip(rows, unnamed, strict=True)]
     found: np.ndarray = np.clip(np.array(whole).reshape(len(tags), len(labels)), LEAST, 1.0)
     return found

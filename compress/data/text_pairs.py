@@ -4,7 +4,6 @@ A row of a batch is the source with its special tokens, then the target and the 
 random (Dong et al. 2019, "UniLM", sections 2.4 and 2.5); which of them depends on the seed and the step alone.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -19,12 +18,11 @@ from compress.data.batches import Batch, padded
 from compress.data.columns import USUAL, Columns
 from compress.data.corpus import MASKED_SHARE, RANDOM_SHARE, Masking
 from compress.data.encoded import IGNORED
-from compress.data.examples import SPLITS, Example, Splits, examples_fingerprint
-from compress.data.fields import text_of
+from compress.data.examples import SPLITS, Example, Splits
 from compress.data.file_formats import SUFFIXES, rows_in, suffix_of
-from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
+from compress.data.row_fields import BadRows, Fault, UnreadableFrom, note, text_of
 from compress.data.sampler import Sampler
-from compress.data.splits import hold_out, split_files, what_is_in
+from compress.data.splits import split_files, splits_of, what_is_in
 from compress.input_errors import Faults
 from serve.errors import BadInput
 
@@ -63,17 +61,7 @@ def read_pair_splits(data: str, columns: Columns = USUAL, target: str = "target"
     }
     if bad:
         raise BadRows(bad)
-    held = "validation" not in found
-    if held and len(found["train"]) < 2:
-        raise BadInput(
-            f"--data {data} has 1 text in train and no validation split. Add texts to train, or a file validation.jsonl."
-        )
-    if held:
-        found["train"], found["validation"] = hold_out(found["train"], seed)
-    digest = hashlib.sha256()
-    for split in SPLITS:
-        digest.update(examples_fingerprint(found[split]).encode())
-    return Splits(found["train"], found["validation"], found["test"], held, digest.hexdigest())
+    return splits_of(found, data, seed)
 
 
 def read_pairs(file: Path, columns: Columns = USUAL, target: str = "target") -> list[Example]:

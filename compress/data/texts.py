@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compress.data.columns import USUAL, Columns
-from compress.data.fields import MOST_CHARACTERS
 from compress.data.file_formats import SUFFIXES, TOO_LONG, lines_in, rows_in, suffix_of
-from compress.data.row_faults import BadRows, Fault, UnreadableFrom, note
+from compress.data.row_fields import MOST_CHARACTERS, BadRows, Fault, UnreadableFrom, note
 from compress.data.rows import texts_of
 from serve.errors import BadInput
 

@@ -32,7 +32,7 @@ from compress.losses.vectors import dot_scores
 ROWS, NUMBERS, NUMBERS_ON_GPU = 128, 1 << 17, 1 << 25
 
 
-class Dots(NamedTuple):
+class RelationFactors(NamedTuple):
     """The factors of an attention's scores, `queries keys^T / sqrt(width of a head) + bias`, before masks and softmax."""
 
     queries: Tensor  # (batch, heads, tokens, width of a head)
@@ -50,7 +50,7 @@ class Dots(NamedTuple):
 TileLoss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def tiled_loss(loss: str, teacher: Dots, student: Dots, mask: Tensor) -> Tensor:
+def tiled_loss(loss: str, teacher: RelationFactors, student: RelationFactors, mask: Tensor) -> Tensor:
     """The loss `loss` (kl, squares or mse, as in `compress.methods.objectives`) of scores, in memory that grows as tokens times width.
 
     Args:
@@ -87,7 +87,7 @@ def expect(mask: Tensor, on_cpu: Tensor) -> None:
         remember(mask, on_cpu)
 
 
-def _on_gpu(teacher: Dots, student: Dots) -> Callable[..., Tensor] | None:
+def _on_gpu(teacher: RelationFactors, student: RelationFactors) -> Callable[..., Tensor] | None:
     """The GPU kernels, if they can compute this loss: there is no bias, and Triton, part of torch for GPUs, is installed."""
     if teacher.bias is not None or student.bias is not None or not student.queries.is_cuda or not find_spec("triton"):
         return None
@@ -99,7 +99,7 @@ def _on_gpu(teacher: Dots, student: Dots) -> Callable[..., Tensor] | None:
 class _Tiled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, loss: TileLoss, mask: Tensor, *parts: Tensor | None) -> Tensor:
-        teacher, student = Dots(*parts[:3]), Dots(*parts[3:])  # type: ignore[arg-type]
+        teacher, student = RelationFactors(*parts[:3]), RelationFactors(*parts[3:])  # type: ignore[arg-type]
         slopes = _zeros(student) if any(ctx.needs_input_grad) else None
         value = torch.zeros((), dtype=torch.float64, device=mask.device)
         lengths, heads = sequence_lengths(mask).tolist(), student.queries.shape[1]
@@ -131,7 +131,7 @@ def _of_one_length(mask: Tensor, lengths: Sequence[int], *, alone: bool) -> Iter
         yield from rows[:, None] if alone else (rows,)
 
 
-def _real(dots: Dots, rows: Tensor) -> Dots:
+def _real(dots: RelationFactors, rows: Tensor) -> RelationFactors:
     """The tokens `rows` (sequences, tokens; see `_of_one_length`), head after head, (sequences * heads, tokens, width).
 
     They are scaled, so that scores are plain products. With a bias there is one sequence.
@@ -143,16 +143,18 @@ def _real(dots: Dots, rows: Tensor) -> Dots:
         return taken.transpose(1, 2).flatten(0, 1).mul_(scale)
 
     bias = None if dots.bias is None else dots.bias[_pairs(dots, rows)]
-    return Dots(chosen(dots.queries, _scale(dots)), None if dots.keys is None else chosen(dots.keys, 1.0), bias)
+    return RelationFactors(
+        chosen(dots.queries, _scale(dots)), None if dots.keys is None else chosen(dots.keys, 1.0), bias
+    )
 
 
-def _pairs(dots: Dots, rows: Tensor) -> tuple[slice, Tensor, Tensor]:
+def _pairs(dots: RelationFactors, rows: Tensor) -> tuple[slice, Tensor, Tensor]:
     """The index of the pairs of tokens of one sequence into a bias, (heads, tokens, tokens)."""
     places = rows[0] % dots.queries.shape[2]
     return slice(None), places[:, None], places
 
 
-def _put(slopes: Dots, rows: Tensor, found: Dots, weight: float) -> None:
+def _put(slopes: RelationFactors, rows: Tensor, found: RelationFactors, weight: float) -> None:
     """The backward of `_real`: write the gradients `found` of its parts, times `weight`, into `slopes`, those of the whole."""
     for into, slope, scale in ((slopes.queries, found.queries, _scale(slopes)), (slopes.keys, found.keys, 1.0)):
         if into is not None and slope is not None:
@@ -162,12 +164,12 @@ def _put(slopes: Dots, rows: Tensor, found: Dots, weight: float) -> None:
         slopes.bias[_pairs(slopes, rows)] += weight * found.bias
 
 
-def _scale(dots: Dots) -> float:
+def _scale(dots: RelationFactors) -> float:
     """The factor of the queries; in a relation it applies twice, as queries are also keys."""
     return float(dots.queries.shape[-1] ** (-0.5 if dots.keys is not None else -0.25))
 
 
-def _zeros(like: Dots) -> Dots:
+def _zeros(like: RelationFactors) -> RelationFactors:
     """Zeros of the same shapes; with a batch they lie in memory as (batch, tokens, heads, width), as `_put` needs."""
 
     def zeros(x: Tensor) -> Tensor:
@@ -175,10 +177,12 @@ def _zeros(like: Dots) -> Dots:
 
     of_batch = like.queries.ndim == 4
     queries, keys = (None if x is None else zeros(x) if of_batch else torch.zeros_like(x) for x in like[:2])
-    return Dots(queries, keys, None if like.bias is None else torch.zeros_like(like.bias))  # type: ignore[arg-type]
+    return RelationFactors(queries, keys, None if like.bias is None else torch.zeros_like(like.bias))  # type: ignore[arg-type]
 
 
-def _over_tiles(loss: TileLoss, theirs: Dots, ours: Dots, slopes: Dots | None) -> Tensor:
+def _over_tiles(
+    loss: TileLoss, theirs: RelationFactors, ours: RelationFactors, slopes: RelationFactors | None
+) -> Tensor:
     """The sum of `loss` over all tiles, float64; its gradient is added to `slopes`."""
     heads, tokens, _ = ours.queries.shape
     numbers = NUMBERS_ON_GPU if ours.queries.is_cuda else NUMBERS
@@ -203,11 +207,11 @@ def _over_tiles(loss: TileLoss, theirs: Dots, ours: Dots, slopes: Dots | None) -
     return torch.stack(list(map(of_heads, starts)) if ours.queries.is_cuda else on_cores(of_heads, starts)).sum()
 
 
-def _keys(dots: Dots) -> Tensor:
+def _keys(dots: RelationFactors) -> Tensor:
     return dots.queries if dots.keys is None else dots.keys
 
 
-def _tile(dots: Dots, heads: slice, queries: slice) -> Tensor:
+def _tile(dots: RelationFactors, heads: slice, queries: slice) -> Tensor:
     """Some rows of the scores of a sequence, in new memory."""
     products = dots.queries[heads, queries] @ _keys(dots)[heads].transpose(-1, -2)
     return products if dots.bias is None else products.add_(dots.bias[heads, queries])

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from compress.data.encoded import IGNORED
 from compress.losses.outputs import full, label_loss, logit_loss, soft_loss
-from compress.losses.tiled_relations import Dots, tiled_loss
+from compress.losses.tiled_relations import RelationFactors, tiled_loss
 from compress.losses.vectors import (
     Pooling,
     check_relation_heads,
@@ -241,7 +241,7 @@ def _loss(
     teacher, student = theirs[term.of, term.teacher_layer], ours[term.of, term.student_layer]
     if term.loss == "relation":
         teacher, student = split_heads(teacher, term.heads or heads), split_heads(student, term.heads or heads)
-        return tiled_loss("kl", Dots(teacher), Dots(student), mask)
+        return tiled_loss("kl", RelationFactors(teacher), RelationFactors(student), mask)
     teacher, student = full(teacher), full(student)
     if term.loss == "direct":
         weight = projections.maps[_key(term)].weight

@@ -1,21 +1,22 @@
-"""Reads a model's activations: hidden states, queries, keys, values, attention scores.
+"""Reads a model's activations: hidden states, queries, keys, values, attention scores; and how much each layer changes its input.
 
 Forward hooks on the model's modules read them, so any head and any attention kernel works, and the model does not change.
 If no output is wanted, the forward pass ends once the last wanted part has been computed, so later layers cost nothing.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from compress.losses.outputs import full
-from compress.losses.tiled_relations import Dots
+from compress.losses.tiled_relations import RelationFactors
 from compress.losses.vectors import split_heads
-from compress.models.families import Family, encoder_of, layers_of, linear
+from compress.models.families import encoder_of, family_in, layers_of, linear
 from compress.models.precision import own_precision
 from compress.models.sharded_layers import is_sharded
 from serve.errors import BadInput
@@ -56,7 +57,7 @@ class Activations:
     """What was read: vectors (batch, tokens, width); by layer the factors of scores; and the model's output, if wanted."""
 
     parts: dict[Part, Tensor]
-    scores: dict[int, Dots] = field(default_factory=dict)
+    scores: dict[int, RelationFactors] = field(default_factory=dict)
     output: Any = None
     words: Unprojected | None = None
 
@@ -70,7 +71,6 @@ class _Enough(Exception):
 
 def read(
     model: nn.Module,
-    family: Family,
     inputs: Mapping[str, Tensor],
     wanted: Collection[Part],
     *,
@@ -82,8 +82,7 @@ def read(
     Scores are those before any mask and the softmax, and include the family's positions.
 
     Args:
-        model: an encoder of `family` with any head, or none.
-        family: the model's module paths.
+        model: an encoder with any head, or none.
         inputs: the arguments of its forward: `input_ids` and `attention_mask`, both (batch, tokens), and others.
         wanted: the parts.
         output: whether the model's output is wanted too; it is then in `output`.
@@ -93,7 +92,7 @@ def read(
     Raises:
         BadInput: a layer that the model does not have.
     """
-    layers = layers_of(model, family)
+    layers = layers_of(model)
     for part in wanted:
         if not (0 if part.of == "hidden" else 1) <= part.layer <= len(layers):
             raise BadInput(f"Layer {part.layer} has no {part.of} to read. Give a layer from 1 to {len(layers)}.")
@@ -102,12 +101,12 @@ def read(
     if not wanted and not output:
         return Activations({})
     answer = words = None
-    with _hooks(model, family, sources, found, leave=not output), _asked(model, rows) as vectors:
+    with _hooks(model, sources, found, leave=not output), _asked(model, rows) as vectors:
         with suppress(_Enough), own_precision(model):
             answer = model(**inputs)
     if vectors:
         words = Unprojected(vectors[0], model.get_output_embeddings())  # type: ignore[operator]
-    return replace(assembled(model, family, found, wanted, answer), words=words)
+    return replace(assembled(model, found, wanted, answer), words=words)
 
 
 def sources_of(wanted: Collection[Part]) -> set[Part]:
@@ -117,16 +116,16 @@ def sources_of(wanted: Collection[Part]) -> set[Part]:
 
 
 def assembled(
-    model: nn.Module, family: Family, found: Mapping[Part, Tensor], wanted: Collection[Part], output: Any = None
+    model: nn.Module, found: Mapping[Part, Tensor], wanted: Collection[Part], output: Any = None
 ) -> Activations:
     """The parts `wanted`, assembled from `found`, the vectors of `sources_of`."""
-    scores: dict[int, Dots] = {}
-    layers = layers_of(model, family)
+    scores: dict[int, RelationFactors] = {}
+    layers = layers_of(model)
     for layer in {part.layer for part in wanted if part.of == "scores"}:
         heads = int(model.config.num_attention_heads)  # type: ignore[union-attr, arg-type]
         queries, keys = (split_heads(full(found[Part(of, layer)]), heads) for of in ("queries", "keys"))
         with torch.autocast(queries.device.type, enabled=False):
-            scores[layer] = family.attends(encoder_of(model), layers[layer - 1], queries, keys)
+            scores[layer] = family_in(model).attends(encoder_of(model), layers[layer - 1], queries, keys)
     return Activations({part: found[part] for part in wanted if part in found}, scores, output)
 
 
@@ -160,12 +159,10 @@ def _asked(model: nn.Module, rows: Tensor | None) -> Iterator[list[Tensor]]:
 
 
 @contextmanager
-def _hooks(
-    model: nn.Module, family: Family, sources: set[Part], found: dict[Part, Tensor], *, leave: bool
-) -> Iterator[None]:
+def _hooks(model: nn.Module, sources: set[Part], found: dict[Part, Tensor], *, leave: bool) -> Iterator[None]:
     """Context in which `model` writes each part of `sources` into `found`; with `leave`, the last one ends the forward pass, but not in
     the middle of a layer that is cut over processes."""
-    layers = layers_of(model, family)
+    layers, family = layers_of(model), family_in(model)
     # A layer that is cut over processes gives its gathered weights back at its own end.
     ends_layers = is_sharded(layers[0])
 
@@ -209,3 +206,52 @@ def _hooks(
     finally:
         for handle in handles:
             handle.remove()
+
+
+LIVES = 0.1  # a layer lives if its `relative_changes` are at least this (ours)
+
+
+def relative_changes(model: nn.Module, inputs: Mapping[str, Tensor], *, rescaled: bool = True) -> tuple[float, ...]:
+    """How much each layer changes its input: the least `|c layer(x) - x| / |x|` over `c`, averaged over real tokens.
+
+    `c` is chosen for each token, so this is the sine of the angle between a token's vectors before and after the layer. A layer
+    with LayerNorm after its branches rescales every token even if the branches add nothing, and that is no change.
+
+    Args:
+        model: an encoder with any head, or none.
+        inputs: `input_ids` and `attention_mask` (batch, tokens) of some texts, where the model is.
+        rescaled: False takes `c = 1`, so that scale counts as well.
+    """
+    numbers = range(len(layers_of(model)) + 1)
+    real = inputs["attention_mask"].bool()
+    with torch.no_grad():
+        found = read(model, inputs, [Part("hidden", number) for number in numbers])
+        hidden = [found["hidden", number][real].double() for number in numbers]  # (real tokens, width) each
+        return tuple(float(_change(before, after, rescaled).mean()) for before, after in pairwise(hidden))
+
+
+def _change(before: Tensor, after: Tensor, rescaled: bool) -> Tensor:
+    """The relative change of each token (tokens,); the vectors are (tokens, width)."""
+    scale: Tensor | float = 1.0
+    if rescaled:
+        scale = (before * after).sum(dim=-1, keepdim=True) / after.square().sum(dim=-1, keepdim=True)
+    change: Tensor = (scale * after - before).norm(dim=-1) / before.norm(dim=-1)
+    return change
+
+
+def living_layers(changes: Sequence[float]) -> tuple[int, ...]:
+    """The layers, from 1, that live by their `relative_changes`.
+
+    >>> living_layers([0.5, 0.02, 0.4, 0.1])
+    (1, 3, 4)
+    """
+    return tuple(number for number, change in enumerate(changes, 1) if change >= LIVES)
+
+
+def nearest_living(layer: int, changes: Sequence[float]) -> int:
+    """`layer` if it lives, otherwise the nearest that does, the lower of two; `layer` itself if none lives.
+
+    >>> nearest_living(2, [0.5, 0.02, 0.4]), nearest_living(1, [0.02, 0.03, 0.4])
+    (1, 3)
+    """
+    return min(living_layers(changes), key=lambda other: (abs(other - layer), other), default=layer)

@@ -15,14 +15,14 @@ from compress.models.heads import is_multi_label
 from compress.models.pretrained import (
     LONGEST_TEXT,
     check_labels,
-    check_weights,
     head_fault,
-    open_unread,
+    open_config_only,
     public_name_of,
     warn_of_head,
 )
 from compress.models.sentence_pooling import LEAST_TOKENS
 from compress.models.tokenizer_files import fast_tokenizer
+from compress.models.weight_checks import check_weights
 from serve.errors import BadInput
 from serve.text.entity_markers import MARKERS
 
@@ -98,7 +98,7 @@ def find_answering(
             character offsets.
     """
     named = f"{role} {name}"
-    folder, config = open_unread(name, role, "a transformers folder of a model fine-tuned on a task", revision)
+    folder, config = open_config_only(name, role, "a transformers folder of a model fine-tuned on a task", revision)
     task = task_of(config)
     if task and task.has_contexts:
         raise BadInput(

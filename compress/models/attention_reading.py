@@ -13,15 +13,13 @@ from compress.data.encoded import Encoded
 from compress.data.task import Task
 from compress.losses.vectors import dot_scores, split_heads
 from compress.models.activations import Activations, Part, read
-from compress.models.families import Family
 from compress.models.pretrained import Opened, load, load_encoder
 
 
 class Reader(NamedTuple):
-    """A model that gives its attention, with its family and its sizes."""
+    """A model that gives its attention, with its sizes."""
 
     model: Any
-    family: Family
     layers: int
     heads: int
     width: int
@@ -61,7 +59,7 @@ def open_reader(opened: Opened, task: Task | None) -> Reader:
     model.set_attn_implementation("eager")
     model.config.output_attentions = True
     config = model.config
-    return Reader(model.eval(), opened.family, config.num_hidden_layers, config.num_attention_heads, config.hidden_size)
+    return Reader(model.eval(), config.num_hidden_layers, config.num_attention_heads, config.hidden_size)
 
 
 def read_text(reader: Reader, encoded: Encoded, index: int) -> TextRead:
@@ -69,7 +67,7 @@ def read_text(reader: Reader, encoded: Encoded, index: int) -> TextRead:
     wanted = [Part(of, layer) for of in ("hidden", "values") for layer in range(1, reader.layers + 1)]
     inputs = inputs_for(reader.model, collate(encoded, [index]).inputs)
     with torch.inference_mode():
-        found = read(reader.model, reader.family, inputs, wanted, output=True)
+        found = read(reader.model, inputs, wanted, output=True)
     return TextRead(found, found.output.attentions)
 
 

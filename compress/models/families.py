@@ -8,26 +8,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.losses.tiled_relations import Dots
+from compress.losses.tiled_relations import RelationFactors
 from compress.models.configurations import first_position
 from serve.errors import BadInput
 
 # Gives the factors of a family's attention scores from the encoder, the layer, and queries and keys by head, both
 # (batch, heads, tokens, width of a head).
-Attends = Callable[[Any, Any, Tensor, Tensor], Dots]
+Attends = Callable[[Any, Any, Tensor, Tensor], RelationFactors]
 
 
-def plain(_encoder: Any, _layer: Any, queries: Tensor, keys: Tensor) -> Dots:
+def plain(_encoder: Any, _layer: Any, queries: Tensor, keys: Tensor) -> RelationFactors:
     """For encoders with positions in their embeddings."""
-    return Dots(queries, keys)
+    return RelationFactors(queries, keys)
 
 
-def biased(encoder: Any, _layer: Any, queries: Tensor, keys: Tensor) -> Dots:
+def biased(encoder: Any, _layer: Any, queries: Tensor, keys: Tensor) -> RelationFactors:
     """For MPNet, which adds a learned bias by distance."""
-    return Dots(queries, keys, encoder.encoder.compute_position_bias(queries[:, 0])[0])
+    return RelationFactors(queries, keys, encoder.encoder.compute_position_bias(queries[:, 0])[0])
 
 
-def rotary(encoder: Any, layer: Any, queries: Tensor, keys: Tensor) -> Dots:
+def rotary(encoder: Any, layer: Any, queries: Tensor, keys: Tensor) -> RelationFactors:
     """For ModernBERT, which rotates queries and keys by their positions.
 
     Its windows are masks, like padding, and not part of the scores, so layers with and without a window can be compared.
@@ -43,7 +43,7 @@ def rotary(encoder: Any, layer: Any, queries: Tensor, keys: Tensor) -> Dots:
         rotated: Tensor = x.float() * cos[:, None] + torch.cat([-second, first], dim=-1) * sin[:, None]
         return rotated
 
-    return Dots(turned(queries), turned(keys))
+    return RelationFactors(turned(queries), turned(keys))
 
 
 @dataclass(frozen=True)
@@ -148,9 +148,14 @@ def encoder_of(model: nn.Module) -> nn.Module:
     return model.get_submodule(prefix) if hasattr(model, prefix) else model
 
 
-def layers_of(model: nn.Module, family: Family) -> nn.ModuleList:
+def family_in(model: Any) -> Family:
+    """The family of a `model` that was opened: by its configuration."""
+    return FAMILIES[model.config.model_type]
+
+
+def layers_of(model: nn.Module) -> nn.ModuleList:
     """The encoder layers of `model`, first to last."""
-    layers = encoder_of(model).get_submodule(family.layers)
+    layers = encoder_of(model).get_submodule(family_in(model).layers)
     assert isinstance(layers, nn.ModuleList)
     return layers
 

@@ -14,7 +14,6 @@ from compress.data.corpus import masking_of
 from compress.data.encoded import pad_id_of
 from compress.data.examples import GENERATION, GENERATOR
 from compress.data.text_pairs import encoded_sources, end_id_of
-from compress.models.families import FAMILIES
 from compress.models.pretrained import Opened, has_vocabulary_head, load_encoder, open_model, open_tokenizer
 from compress.models.unilm import next_logits, read_sources
 from serve.errors import BadInput
@@ -144,7 +143,7 @@ def generated(
 
     `beams`, `power` and `longest` are those of `compress.models.generator`.
     """
-    family, device = FAMILIES[model.config.model_type], next(model.parameters()).device
+    device = next(model.parameters()).device
     words = int(model.config.vocab_size)
     mask_id, pad_id, end_id = masking_of(tokenizer, words).mask_id, pad_id_of(tokenizer), end_id_of(tokenizer)
     out = [""] * len(sources)
@@ -155,7 +154,7 @@ def generated(
             for chosen in _batches([len(ids) for ids in sources], beams, words):
                 ids = torch.from_numpy(padded([sources[i] for i in chosen], pad_id)).to(device)
                 there = torch.from_numpy(padded([np.ones_like(sources[i]) for i in chosen], 0) > 0).to(device)
-                next_token = _next_token(model, family, ids, there, beams, mask_id)
+                next_token = _next_token(model, ids, there, beams, mask_id)
                 targets = beam_search(next_token, len(chosen), beams=beams, end_id=end_id, longest=longest, power=power)
                 for i, text in zip(chosen, tokenizer.decode_batch(targets), strict=True):
                     out[i] = text
@@ -172,15 +171,15 @@ def _batches(lengths: Sequence[int], beams: int, words: int) -> list[list[int]]:
 
 
 def _next_token(
-    model: Any, family: Any, ids: Tensor, of_source: Tensor, beams: int, mask_id: int
+    model: Any, ids: Tensor, of_source: Tensor, beams: int, mask_id: int
 ) -> Callable[[Tensor | None, Tensor | None], Tensor]:
     """What `beam_search` asks for the next tokens of targets of the sources `ids`."""
-    kept = read_sources(model, family, ids, of_source, beams)
+    kept = read_sources(model, ids, of_source, beams)
 
     def next_token(last: Tensor | None, origins: Tensor | None) -> Tensor:
         if origins is not None:
             kept.reorder(origins)
-        logits = next_logits(model, family, kept, last, mask_id)
+        logits = next_logits(model, kept, last, mask_id)
         logits[:, mask_id] = float("-inf")  # it is never a token of a text
         return logits.log_softmax(dim=-1)
 

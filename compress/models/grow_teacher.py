@@ -47,7 +47,7 @@ def grown(model: Any, family: Family, *, noise: float = 0.0, branch: float = 0.0
     config.intermediate_size *= 2
     config.num_hidden_layers *= 2
     larger = type(model)(config)
-    theirs, ours = layers_of(model, family), layers_of(larger, family)
+    theirs, ours = layers_of(model), layers_of(larger)
     with torch.no_grad():
         of_layers = {id(module) for layer in ours for module in layer.modules()}
         for name, module in larger.named_modules():

@@ -71,3 +71,8 @@ def head_of(config: Any) -> Head | None:
 def is_multi_label(config: Any) -> bool:
     """Whether the head of a model with `config` is for texts with any number of labels."""
     return config.problem_type == MULTI_LABEL and head_of(config) is CLASSES
+
+
+def names_vocabulary_head(config: Any) -> bool:
+    """Whether `config` names a class with a masked-language-model head."""
+    return any(str(name).endswith("ForMaskedLM") for name in config.architectures or [])

@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from compress.models.families import Family, encoder_of, layers_of, linear
+from compress.models.families import FAMILIES, encoder_of, family_in, layers_of, linear
 from compress.models.pretrained import (
     Opened,
     has_vocabulary_head,
@@ -70,7 +70,7 @@ def starting_layers(name: str, teacher_layers: int, student_layers: int, *, map_
 
 
 def student_of(
-    teacher: Any, family: Family, shape: Shape, *, seed: int, chosen: Sequence[int] = (), new_layers: bool = False
+    teacher: Any, shape: Shape, *, seed: int, chosen: Sequence[int] = (), new_layers: bool = False
 ) -> tuple[Any, dict[str, str]]:
     """A student of `shape` and the teacher's class, and the origin of each of its parts.
 
@@ -86,7 +86,7 @@ def student_of(
             f"teacher's layers 1 to {teacher.config.num_hidden_layers}. Give as many of these."
         )
     fits = layers_fit(teacher.config, shape) and not new_layers
-    config = student_config(teacher.config, family, shape)
+    config = student_config(teacher.config, shape)
     if fits and getattr(config, "layer_types", None):  # ModernBERT: a copied layer keeps its window
         config.layer_types = [teacher.config.layer_types[layer - 1] for layer in chosen]
     with torch.random.fork_rng(devices=[]):
@@ -94,14 +94,14 @@ def student_of(
         student = type(teacher)(config)
     with torch.no_grad():
         origin = _embeddings(teacher, student)
-        origin |= _layers(teacher, student, family, shape, chosen) if fits else {"layers": "new"}
+        origin |= _layers(teacher, student, shape, chosen) if fits else {"layers": "new"}
         origin |= _head(teacher, student)
     return student.eval(), origin
 
 
-def student_config(teacher: Any, family: Family, shape: Shape) -> Any:
+def student_config(teacher: Any, shape: Shape) -> Any:
     """The configuration of a student of `shape`, of a teacher with the configuration `teacher`. Layers of several kinds keep theirs."""
-    config = copy.deepcopy(teacher)
+    config, family = copy.deepcopy(teacher), FAMILIES[teacher.model_type]
     config.num_hidden_layers = shape.layers
     config.hidden_size = shape.hidden
     config.num_attention_heads = shape.heads
@@ -261,8 +261,8 @@ def layers_fit(config: Any, shape: Shape) -> bool:
     )
 
 
-def _layers(teacher: Any, student: Any, family: Family, shape: Shape, chosen: Sequence[int]) -> dict[str, str]:
-    theirs, ours = layers_of(teacher, family), layers_of(student, family)
+def _layers(teacher: Any, student: Any, shape: Shape, chosen: Sequence[int]) -> dict[str, str]:
+    theirs, ours, family = layers_of(teacher), layers_of(student), family_in(teacher)
     # Parts shared by all layers: a norm after the last, a bias by distance.
     apart = [name for name, _ in encoder_of(student).named_children() if name not in {"embeddings", "pooler"}]
     for name in apart:

@@ -4,7 +4,6 @@ import math
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +19,23 @@ from compress.models.configurations import (
     MEND,
     MOST_LAYERS,
     check_stated,
-    damage_of,
     foreign_implementation,
     in_one_line,
     loading_config,
     position_limit,
     quiet,
-    read_json,
 )
 from compress.models.families import Family, encoder_of, family_of
-from compress.models.heads import CLASSES, HEADS, SPANS, head_of, is_multi_label
+from compress.models.heads import CLASSES, HEADS, SPANS, head_of, is_multi_label, names_vocabulary_head
 from compress.models.sentence_pooling import forget_activation, refuse_inner_encoder, warn_of_activation
 from compress.models.tokenizer_files import MEND_TOKENIZER, TOKENIZER_FILES, check_ids, fast_tokenizer
-from compress.models.unused_weights import check_files, check_used
+from compress.models.weight_checks import check_files, check_weights
 from serve.errors import BadInput, BundleError
 from serve.text.entity_markers import MARKERS
 from serve.text.labels import MULTI_LABEL, REGRESSION
 from serve.text.tokenizer import load_tokenizer
-from serve.wording import counted, one_of
+from serve.wording import one_of
 
-WEIGHTS = "model.safetensors"
 LONGEST_TEXT = 512  # tokens, as the papers' teachers were trained on
 
 
@@ -195,7 +191,7 @@ def head_fault(config: Any) -> str:
     return f"has no head for a task: its architecture is {', '.join(named)}, and one that ends in {kinds} is needed"
 
 
-def open_unread(name: str, role: str, wanted: str, revision: str) -> tuple[Path, Any]:
+def open_config_only(name: str, role: str, wanted: str, revision: str) -> tuple[Path, Any]:
     """The folder and the configuration of a model of any family, none of whose insides is read: a folder, or a name on the Hub.
 
     Raises:
@@ -235,126 +231,6 @@ def config_in(folder: Path, named: str, *, any_family: bool) -> Any:
             f"Remove attn_implementation and experts_implementation from it, or give one of {', '.join(sorted(IMPLEMENTATIONS))}."
         )
     return config
-
-
-def check_weights(folder: Path, config: Any, named: str) -> None:
-    """Check that the folder's weights are whole, finite, and those that its configuration needs.
-
-    Raises:
-        BadInput: they are not, or are pickled. The message names the model as `named`.
-    """
-    from safetensors import SafetensorError
-
-    check_files(folder, named)
-    weights: dict[str, str] = {}
-    for file in _weight_files(folder, named):
-        try:
-            there = file.stat()
-            weights |= _weight_faults(file.resolve(), there.st_size, there.st_mtime_ns)
-        except (SafetensorError, OSError) as error:
-            raise BadInput(f"{named}: its {file.name} is damaged ({damage_of(file, error)}). {MEND}") from None
-    try:
-        with quiet():
-            model, found = _class_of(config).from_pretrained(
-                folder, config=config, local_files_only=True, use_safetensors=True, device_map="meta", dtype=torch.float32,
-                output_loading_info=True, ignore_mismatched_sizes=True,
-            )  # fmt: skip
-    except Exception as error:
-        raise BadInput(f"{named}: no model can be built from its {CONFIG} ({in_one_line(error)}). {MEND}") from None
-    has_head = head_of(config) is not None
-    parameters = [name for name, _ in model.named_parameters()]
-    missing = sorted(key for key in found["missing_keys"] if has_head or not key.startswith("pooler."))
-    if not has_head and names_vocabulary_head(config):
-        encoder = f"{model.base_model_prefix}."
-        head = {name for name in parameters if not name.startswith(encoder)}
-        if head.isdisjoint(weights):  # an encoder alone: a head is drawn where one is needed
-            missing = [key for key in missing if key.startswith(encoder)]
-    if missing:
-        raise BadInput(f"{named}: its weights lack {_first_of(missing)}, which its {CONFIG} requires. {MEND}")
-    other = sorted(
-        f"{each} of another shape"  # transformers 4 names the keys alone
-        if isinstance(each, str)
-        else f"{each[0]} of shape {list(each[1])} instead of {list(each[2])}"
-        for each in found["mismatched_keys"]
-    )
-    if other:
-        raise BadInput(f"{named}: its weights do not fit its {CONFIG}: they hold {_first_of(other)}. {MEND}")
-    check_used(model, list(found["unexpected_keys"]), named, has_head=has_head)
-    # Tables and masks beside the parameters may be of whole numbers.
-    strange = [
-        (key, fault)
-        for key, fault in weights.items()
-        if "values" in fault or (fault and any(name.endswith(key) or key.endswith(name) for name in parameters))
-    ]
-    if strange:
-        key, fault = strange[0]
-        more = f"; {len(strange) - 1} more of its weights have such values" if len(strange) > 1 else ""
-        raise BadInput(
-            f"{named}: its weight {key} {fault}{more}. Give a checkpoint of finite float weights, from before its training failed or it "
-            "was quantised, or copy the folder again."
-        )
-
-
-@lru_cache(maxsize=32)
-def _weight_faults(file: Path, _size_bytes: int, _mtime_ns: int) -> dict[str, str]:
-    """For each weight in `file` why it cannot be used: it holds NaN or infinity in float32, or is no float numbers; empty if it can.
-
-    The result is cached until the file changes, because one call opens a model several times. BERT-base takes about 0.3 s.
-    """
-    from safetensors import safe_open
-
-    found = {}
-    with safe_open(file, "pt") as weights:
-        for key in sorted(weights.keys()):
-            found[key] = ""
-            tensor = weights.get_tensor(key)
-            if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
-                found[key] = f"is of type {str(tensor.dtype).removeprefix('torch.')}"
-                continue
-            tensor = tensor.float() if tensor.dtype == torch.float64 else tensor
-            # The sum is not finite if a value is not, and takes a fifth of the time of checking each. A sum of finite values may
-            # overflow, so values are then counted.
-            if not tensor.sum().isfinite() and (count := int((~tensor.isfinite()).sum())):
-                values = counted(count, "value that is", "values that are")
-                found[key] = f"has {values} not finite (NaN or infinite)"
-    return found
-
-
-def _weight_files(folder: Path, named: str) -> list[Path]:
-    """The files that hold the weights. BadInput if one is missing, or the index is damaged."""
-    if (folder / WEIGHTS).is_file():
-        return [folder / WEIGHTS]
-    index = folder / f"{WEIGHTS}.index.json"
-    if not index.is_file():
-        raise BadInput(
-            f"{named} has no .safetensors weights. Pickled weights are not opened; save the model with save_pretrained."
-        )
-    stated = read_json(folder, index.name, named)
-    files = stated.get("weight_map")
-    names = sorted(set(map(str, files.values()))) if isinstance(files, dict) else []
-    if strange := [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]:
-        raise BadInput(
-            f"{named}: its {index.name} names {_first_of(strange)}; it needs .safetensors files in the folder itself. {MEND}"
-        )
-    if missing := [name for name in names if not (folder / name).is_file()]:
-        raise BadInput(f"{named} lacks {_first_of(missing)}, which its {index.name} names. {MEND}")
-    if not names or not isinstance(stated.get("metadata"), dict):
-        raise BadInput(f"{named}: its {index.name} has no weight_map of files, or no metadata. {MEND}")
-    return [folder / name for name in names]
-
-
-def _class_of(config: Any) -> Any:
-    """The class of the model as it was saved: with its head, if it has one for a task or for masked words."""
-    from transformers import AutoModel, AutoModelForMaskedLM
-
-    if head := head_of(config):
-        return head.model_class
-    return AutoModelForMaskedLM if names_vocabulary_head(config) else AutoModel
-
-
-def _first_of(things: Sequence[str]) -> str:
-    """The first of `things`, and how many more there are."""
-    return things[0] if len(things) == 1 else f"{things[0]} and {len(things) - 1} more"
 
 
 def download_or_refuse(name: str, role: str, wanted: str, revision: str) -> Path:
@@ -485,8 +361,3 @@ def load_encoder(source: Path | Opened, *, seed: int, vocabulary: bool = False) 
 def has_vocabulary_head(opened: Opened) -> bool:
     """Whether the model was saved with a masked-language-model head."""
     return names_vocabulary_head(opened.config)
-
-
-def names_vocabulary_head(config: Any) -> bool:
-    """Whether `config` names a class with a masked-language-model head."""
-    return any(str(name).endswith("ForMaskedLM") for name in config.architectures or [])

@@ -1,9 +1,18 @@
-"""Sentence vectors of any encoder that transformers has without code of its own."""
+"""Sentence vectors of any encoder that transformers has without code of its own, and an encoder with its pooling as one module."""
 
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor, nn
+
+from compress.losses.vectors import pooled
+from compress.models.configurations import loading_config
+from compress.models.sentence_pooling import SentencePooling
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,12 +20,12 @@ from tokenizers import Tokenizer
 
 from compress.data.batches import batches_by_length, inputs_for, moved, padded
 from compress.data.examples import Example
-from compress.losses.vectors import pooled
 from compress.models.answering import cut_tokenizer
-from compress.models.configurations import loading_config, quiet
-from compress.models.pretrained import LONGEST_TEXT, check_weights, open_unread
-from compress.models.sentence_pooling import SentencePooling, max_tokens_in, pooling_in
+from compress.models.configurations import quiet
+from compress.models.pretrained import LONGEST_TEXT, open_config_only
+from compress.models.sentence_pooling import max_tokens_in, pooling_in
 from compress.models.tokenizer_files import fast_tokenizer
+from compress.models.weight_checks import check_weights
 from serve.errors import BadInput
 
 
@@ -49,7 +58,7 @@ def open_encoder(name: str, *, role: str = "--encoder", revision: str = "", max_
     from transformers import AutoModel
 
     named = f"{role} {name}"
-    folder, config = open_unread(name, role, "a transformers folder of an encoder", revision)
+    folder, config = open_config_only(name, role, "a transformers folder of an encoder", revision)
     if config.is_encoder_decoder or config.model_type == "t5":
         raise BadInput(
             f"{named} is an encoder and decoder ({config.model_type}); an encoder alone is needed, such as BERT's kind."
@@ -99,3 +108,45 @@ def sentence_vectors(
             if advance:
                 advance(len(chosen))
     return found
+
+
+class Vectors(NamedTuple):
+    """What `SentenceModel` gives: the vectors (texts, width), by the name that every head's output has."""
+
+    logits: Tensor
+
+
+class SentenceModel(nn.Module):
+    """The `encoder` whose last hidden states become vectors as `how` says."""
+
+    def __init__(self, encoder: "PreTrainedModel", how: SentencePooling) -> None:
+        super().__init__()
+        self.model = encoder
+        self.how = how
+        self.config = encoder.config
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        token_type_ids: Tensor | None = None,
+        *,
+        return_dict: bool = True,
+    ) -> Vectors:
+        """The vectors of `input_ids` (texts, tokens)."""
+        segments: dict[str, Any] = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        states = self.model(
+            input_ids=input_ids, attention_mask=attention_mask, **segments, return_dict=return_dict
+        ).last_hidden_state
+        vectors = pooled(states, attention_mask, self.how.pooling)
+        return Vectors(nn.functional.normalize(vectors, dim=-1) if self.how.normalised else vectors)
+
+
+def load_sentence_model(how: SentencePooling, folder: Path, **settings: Any) -> SentenceModel:
+    """The encoder in `folder`, in evaluation mode; `settings` are those of `from_pretrained`."""
+    from transformers import AutoModel
+
+    encoder = AutoModel.from_pretrained(
+        folder, config=loading_config(folder), local_files_only=True, use_safetensors=True, **settings
+    )
+    return SentenceModel(encoder, how).eval()

@@ -24,18 +24,10 @@ PLAIN = {
     "module_output_name": "token_embeddings",
 }
 ARGUMENTS = ("model_args", "model_kwargs", "tokenizer_args", "processor_kwargs", "config_args", "config_kwargs")
-HARMLESS_ARGUMENTS = frozenset(
-    {
-        "add_pooling_layer",
-        "attn_implementation",
-        "device_map",
-        "dtype",
-        "local_files_only",
-        "low_cpu_mem_usage",
-        "torch_dtype",
-    }
-    | {"trust_remote_code", "use_cache", "use_fast", "use_safetensors", "padding_side"}
-)
+HARMLESS_ARGUMENTS = frozenset((
+    "add_pooling_layer", "attn_implementation", "device_map", "dtype", "local_files_only", "low_cpu_mem_usage", "torch_dtype",
+    "trust_remote_code", "use_cache", "use_fast", "use_safetensors", "padding_side",
+))  # fmt: skip
 OF_POOLING = frozenset({"word_embedding_dimension", "embedding_dimension", "include_prompt", "pooling_mode"})
 TOKENIZER_CONFIG = "tokenizer_config.json"
 LEAST_TOKENS = 8

@@ -9,20 +9,19 @@ import torch
 from torch import nn
 
 from compress import distributed
-from compress.models.families import Family, layers_of
+from compress.models.families import layers_of
 from compress.models.precision import hold_in
 from serve.errors import BadInput
 
 
-def shard_layers(model: Any, family: Family, device: torch.device, precision: str) -> None:
+def shard_layers(model: Any, device: torch.device, precision: str) -> None:
     """Cut the layers of `model`, which does not train any more, over all processes, and hold it on `device` in `precision`.
 
     All processes call this, and from then on run the same number of forward passes: each layer is a meeting of all of them.
     `device` gets one layer at a time, so it never holds more than the parts, the embeddings, the head and one whole layer.
 
     Args:
-        model: an encoder of `family` with any head, or none, whole on the CPU.
-        family: the model's module paths.
+        model: an encoder with any head, or none, whole on the CPU.
         device: of this process.
         precision: of the weights, as of `compress.models.precision.weights_in`, but for good.
     """
@@ -32,7 +31,7 @@ def shard_layers(model: Any, family: Family, device: torch.device, precision: st
     model.requires_grad_(False)
     mesh = init_device_mesh(device.type, (distributed.count(),))
     inside: set[nn.Module] = set()
-    for layer in layers_of(model, family):
+    for layer in layers_of(model):
         hold_in(list(layer.modules()), precision, device)
         inside.update(layer.modules())
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)

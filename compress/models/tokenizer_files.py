@@ -18,12 +18,8 @@ ADDED_TOKENS, SPECIAL_MAP = "added_tokens.json", "special_tokens_map.json"
 TOKENIZER_FILES = (TOKENIZER_JSON, "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
 MEND_TOKENIZER = "Copy the folder again, or save the tokenizer again with save_pretrained."
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-STEPS = (
-    "normalizer",
-    "pre_tokenizer",
-    "model",
-    "post_processor",
-)  # what decides the ids of a text, beside added tokens
+# What decides the ids of a text, beside added tokens.
+STEPS = ("normalizer", "pre_tokenizer", "model", "post_processor")
 
 # Text that tokenizers with the same vocabulary may split differently: case, accents, digits, scripts, spaces, long words.
 PROBE = (

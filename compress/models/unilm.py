@@ -15,7 +15,7 @@ from compress.data.text_pairs import SOURCE, TARGET
 from compress.losses.vectors import split_heads
 from compress.models.activations import Unprojected, read
 from compress.models.configurations import first_position
-from compress.models.families import Family, encoder_of, layers_of, linear
+from compress.models.families import encoder_of, family_in, layers_of, linear
 
 
 def sees(kinds: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ def sees(kinds: Tensor) -> Tensor:
     )
 
 
-def asked_words(model: Any, family: Family, inputs: dict[str, Tensor], rows: Tensor) -> Unprojected:
+def asked_words(model: Any, inputs: dict[str, Tensor], rows: Tensor) -> Unprojected:
     """What the logits of the tokens `rows`, indices into (batch * tokens), are made from; `inputs` are those of `MaskedTargets`."""
     dtype = next(model.parameters()).dtype
     hidden = ~sees(inputs["attention_mask"])[:, None]
@@ -42,7 +42,7 @@ def asked_words(model: Any, family: Family, inputs: dict[str, Tensor], rows: Ten
     given = inputs | {"attention_mask": mask, "position_ids": inputs["position_ids"] + first_position(model.config)}
     if model.config.type_vocab_size < 2:
         given["token_type_ids"] = torch.zeros_like(given["token_type_ids"])
-    words = read(model, family, given, (), output=True, rows=rows).words
+    words = read(model, given, (), output=True, rows=rows).words
     assert words
     return words
 
@@ -61,7 +61,7 @@ class Kept:
         self.targets = [(keys[rows], values[rows]) for keys, values in self.targets]
 
 
-def read_sources(model: Any, family: Family, ids: Tensor, of_source: Tensor, beams: int) -> Kept:
+def read_sources(model: Any, ids: Tensor, of_source: Tensor, beams: int) -> Kept:
     """Keys and values of the sources `ids` (texts, tokens); `of_source` is False in padding. Each text will have `beams` targets."""
     found: list[tuple[Tensor, Tensor]] = []
     visible = of_source[:, None, None, :]
@@ -71,13 +71,13 @@ def read_sources(model: Any, family: Family, ids: Tensor, of_source: Tensor, bea
         return torch.nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=visible)
 
     positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-    _hidden_states(model, family, ids, torch.zeros_like(ids), positions, attend)
+    _hidden_states(model, ids, torch.zeros_like(ids), positions, attend)
     rows = len(ids) * beams
     nothing = [(keys.new_zeros(rows, keys.shape[1], 0, keys.shape[3]),) * 2 for keys, _ in found]
     return Kept(found, of_source, nothing)
 
 
-def next_logits(model: Any, family: Family, kept: Kept, last: Tensor | None, mask_id: int) -> Tensor:
+def next_logits(model: Any, kept: Kept, last: Tensor | None, mask_id: int) -> Tensor:
     """The logits (texts * beams, vocabulary) of the token after `last` (texts * beams,), whose keys and values `kept` gets.
 
     `last` is None for the first token of the targets.
@@ -99,7 +99,7 @@ def next_logits(model: Any, family: Family, kept: Kept, last: Tensor | None, mas
             updated.append((keys[:, :, :-1], values[:, :, :-1]))  # those of the mask are not kept
         return _attention(queries, (source_keys, source_values), kept.of_source, keys, values)
 
-    hidden = _hidden_states(model, family, ids, kinds, positions, attend)
+    hidden = _hidden_states(model, ids, kinds, positions, attend)
     if last is not None:
         kept.targets, kept.length = updated, kept.length + 1
     head = model.cls if hasattr(model, "cls") else model.lm_head
@@ -137,15 +137,15 @@ def _attention(
     return context
 
 
-def _hidden_states(model: Any, family: Family, ids: Tensor, kinds: Tensor, positions: Tensor, attend: Any) -> Tensor:
+def _hidden_states(model: Any, ids: Tensor, kinds: Tensor, positions: Tensor, attend: Any) -> Tensor:
     """The output of the last layer, (rows, tokens, width); `attend(layer, queries, keys, values)` gives each layer's context."""
-    encoder = encoder_of(model)
+    encoder, family = encoder_of(model), family_in(model)
     heads = int(model.config.num_attention_heads)
     embeddings: Any = encoder.embeddings
     hidden: Tensor = embeddings(
         input_ids=ids, token_type_ids=kinds, position_ids=positions + first_position(model.config)
     )
-    for number, layer in enumerate(layers_of(model, family)):
+    for number, layer in enumerate(layers_of(model)):
         parts = (split_heads(linear(layer, path)(hidden), heads) for path in (family.query, family.key, family.value))
         context: Tensor = attend(number, *parts)
         block: Any = layer

@@ -16,7 +16,7 @@ from compress.models.answering import AnsweringTeacher, find_answering
 from compress.models.families import FAMILIES
 from compress.models.heads import head_of
 from compress.models.initialise import differing_tokenizers, is_checkpoint, shape_in
-from compress.models.pretrained import open_model, open_unread
+from compress.models.pretrained import open_config_only, open_model
 from compress.runs.task_inputs import TaskInputs, TeacherOutputs
 from compress.settings import AUTO, TaskSettings
 from compress.tasks import task_of
@@ -40,7 +40,7 @@ def answering_teacher(settings: TaskSettings) -> AnsweringTeacher | None:
     name = settings.teacher
     if not name or settings.teacher_labels or not is_checkpoint(settings.start):
         return None
-    folder, config = open_unread(name, "--teacher", "a transformers folder", settings.revision)
+    folder, config = open_config_only(name, "--teacher", "a transformers folder", settings.revision)
     asked = config.model_type not in FAMILIES
     if not asked and head_of(config):
         with suppress(BadInput):  # a model that cannot be opened is a fault that the caller finds

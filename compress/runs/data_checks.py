@@ -13,11 +13,11 @@ from typing import NamedTuple
 from tokenizers import Tokenizer
 
 from compress.data.columns import Columns
+from compress.data.encoded import text_warnings
 from compress.data.examples import SPLITS, Example, Splits, are_relations, check_kind, is_multi_label
 from compress.data.label_checks import label_warnings, some
 from compress.data.labelled_files import read_examples
 from compress.data.task import Task
-from compress.data.text_checks import text_warnings
 from compress.models.pretrained import Opened, check_labels, with_markers
 from compress.models.shapes import Shape
 from serve.errors import BadInput

@@ -80,7 +80,7 @@ def _stages(
     """The teacher with its head and its soft labels, if there is one to ask, and the model. Finished ones are in `folders`."""
     made_of = (
         "finetune", inputs.teacher_fingerprint, teacher.teacher_fingerprint if teacher else "",
-        inputs.answers.fingerprint if inputs.answers else "", inputs.data_fingerprint,
+        inputs.answers.fingerprint if inputs.answers else "", inputs.splits.fingerprint,
         list(inputs.labels), texts_fingerprint(inputs.unlabelled), inputs.settings.threads, inputs.settings.precision,
         trained_with(inputs.settings.device),
         *([example.language for example in inputs.splits.train] if settings.language_temperature != 1 else []),

@@ -237,7 +237,7 @@ def _train(folder: Path, inputs: _Inputs) -> None:
     settings = inputs.settings
     model = load_encoder(inputs.opened, seed=settings.seed, vocabulary=True)
     if inputs.shape:
-        model, _ = student_of(model, inputs.opened.family, inputs.shape, seed=settings.seed)
+        model, _ = student_of(model, inputs.shape, seed=settings.seed)
     teacher = load_encoder(inputs.teacher, seed=0, vocabulary=True) if inputs.teacher else None
     setattr(model.config, GENERATOR, {"tokens": inputs.longest, "target_tokens": inputs.target_tokens})
     weight = float(settings.soft_weight or 0.0) if teacher is not None else 0.0

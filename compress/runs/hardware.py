@@ -9,7 +9,7 @@ import torch
 from compress import distributed
 from compress.models.precision import check_precision
 from compress.settings import Distillation, FineTuning, TaskSettings, TrainingDevice
-from compress.training.stage import StageSettings
+from compress.training.loop import StageSettings
 from serve.bundle.cpu import available_cores, cpu_features, hidden_features
 from serve.errors import BadInput
 

@@ -93,7 +93,7 @@ def _begin(folder: Path, given: MethodInputs, link: Link, source: Path | Opened,
             labelled = given.labelled[link.starts_from]
             model = load(open_model(str(labelled.teacher)), labelled.task)
         student, origin = student_of(
-            model, given.opened.family, link.shape, seed=given.settings.seed,
+            model, link.shape, seed=given.settings.seed,
             chosen=layers_named(given.start, model.config, link.shape, given.layer_map), new_layers=given.start == RANDOM,
         )  # fmt: skip
         if link.starts_from != "corpus" and origin["head"] == "new":

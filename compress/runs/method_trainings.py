@@ -19,10 +19,9 @@ from compress.data.task import Task
 from compress.methods.catalogue import HEAD_STAGE, Stage
 from compress.methods.objectives import Projections
 from compress.models import task_heads
-from compress.models.activations import Part, sources_of
+from compress.models.activations import LIVES, Part, living_layers, nearest_living, relative_changes, sources_of
 from compress.models.families import encoder_of
 from compress.models.initialise import is_checkpoint
-from compress.models.living_layers import LIVES, living_layers, nearest_living, relative_changes
 from compress.models.pretrained import Opened, has_vocabulary_head, load, load_encoder, open_model
 from compress.models.sentence_pooling import SentencePooling, max_tokens_in, write_pooling
 from compress.progress import Notify, advancing, message, silent
@@ -33,7 +32,8 @@ from compress.runs.resumable_stages import TRAINING
 from compress.runs.stages import folder_fingerprint, trained_with
 from compress.runs.task_inputs import TaskInputs
 from compress.training.checkpoint import write_safetensors
-from compress.training.stage import StageSettings, train_stage, validating, validation_interval
+from compress.training.loop import StageSettings
+from compress.training.stage import train_stage, validating, validation_interval
 from compress.training.teacher_cache import CachedTeacherText, TeacherCache, teacher_cache
 from serve.errors import BadInput
 
@@ -68,9 +68,8 @@ class MethodInputs:
     # Of all trainings: the steps follow from the tokens of each. A rate replaces each stage's own, a schedule its warm-up and decay too.
     settings: StageSettings
     tokens: float = 0.0  # of plain text that the method reads
-    start: str = (
-        "spread"  # the student's first weights: `random`, teacher layers by a name in `STARTS`, or a checkpoint
-    )
+    # The student's first weights: `random`, teacher layers by a name in `STARTS`, or a checkpoint.
+    start: str = "spread"
     layer_map: str = ""  # for the start `layer-map`
     whole_words: bool = False  # whether whole words are masked, not single tokens
     lineage: dict[str, Any] = field(default_factory=dict)  # added to every checkpoint's lineage
@@ -95,7 +94,7 @@ def method_inputs(inputs: TaskInputs, teacher: Path, tokens: float) -> MethodInp
         stage_settings(given),
         tokens,
         start=given.start,
-        lineage={"data": inputs.data_fingerprint, "method": inputs.chain.method},
+        lineage={"data": inputs.splits.fingerprint, "method": inputs.chain.method},
         row_tokens=inputs.row_tokens,
         notify=inputs.notify,
     )
@@ -217,7 +216,7 @@ def _on_living_layers(stage: Stage, teacher: Any, given: MethodInputs) -> tuple[
     """
     sample = CorpusText(given.pieces[:SAMPLE], pad_id_of(given.tokenizer), SAMPLE, given.settings.seed).at(0)
     # The main process's count: on another processor they may differ in the last bits.
-    changes = distributed.broadcast(relative_changes(teacher, given.opened.family, sample.inputs))
+    changes = distributed.broadcast(relative_changes(teacher, sample.inputs))
     living, said = on_living_layers(stage, changes)
     if living != stage and given.teacher_cache:
         raise BadInput(f"{said[0]} --teacher-cache keeps only the layer that the settings name. Leave it out.")
@@ -292,7 +291,7 @@ def _cached(given: MethodInputs, link: Link, teacher: Any) -> TeacherCache:
     identity = cached_of(opened, given.settings.device) | {"text or --tokens": given.pieces.fingerprint}
     with advancing(given.notify, "teacher cache") as shown:
         cache = teacher_cache(
-            folder, lambda: teacher, opened.family, given.pieces, kept_parts(link.stages),
+            folder, lambda: teacher, given.pieces, kept_parts(link.stages),
             pad_id=pad_id_of(given.tokenizer), precision=given.settings.precision, identity=identity,
             device=given.settings.device, report=shown,
         )  # fmt: skip

@@ -77,7 +77,7 @@ def open_task(
     splits, outside, answers = _data(settings, task, columns, faults) if task else (None, None, None)
     corpus = _texts(faults, settings.corpus, columns)
     unlabelled = [] if task and task.has_contexts else _texts(faults, settings.unlabelled, columns)
-    labelled = tokenizer = None
+    labelled = tokenizer = chain = None
     task = task.with_multi_label(splits.multi_label) if task and splits else task
     if opened and splits and splits.relations:
         opened = faults.check(partial(with_markers, opened))
@@ -101,13 +101,22 @@ def open_task(
             faults.check(partial(usable_length, settings.max_length, reader))
         tokenizer = faults.check(lambda: open_tokenizer(opened))
     faults.raise_if_any()
-    assert here and task and shape and opened and splits and labelled and tokenizer  # noqa: PT018 - no test
+    assert here and task and shape and opened and splits and labelled and tokenizer and chain  # noqa: PT018 - no test
     max_length = min(usable_length(settings.max_length, reader) for reader in readers)
     tokenizer.enable_truncation(max_length=max_length)
     warnings = warnings_of(splits, tokenizer, task, max_length)
-    corpus = _unseen_texts(corpus, splits, "corpus", warnings)
-    unlabelled = _unseen_texts(unlabelled, splits, "unlabelled", warnings)
-    warnings += _warnings(settings, opened, shape, corpus=bool(corpus))
+    corpus, unlabelled = (
+        _unseen_texts(texts, splits, what, warnings) for texts, what in ((corpus, "corpus"), (unlabelled, "unlabelled"))
+    )
+    warnings += chain.warnings
+    if corpus and settings.method != AUTO and "corpus" not in chain.texts:
+        warnings.append(f"--corpus is not read: --method {chain.method} learns from no plain text.")
+    if not layers_fit(opened.config, shape) and not is_checkpoint(settings.start):
+        warnings.append(
+            f"The student's layers start at random: {shape} has another width or number of heads than {opened.role} "
+            f"({opened.config.hidden_size}, {opened.config.num_attention_heads}), or more layers. It needs far more training than a "
+            "student that starts from its layers."
+        )
     inputs = TaskInputs(
         replace(here, student=str(shape)),
         opened,
@@ -169,21 +178,6 @@ def _data(
     if splits and settings.out_of_scope:
         return *(faults.check(partial(set_apart, splits, settings.out_of_scope)) or (None, None)), answers
     return splits, None, answers
-
-
-def _warnings(settings: TaskSettings, opened: Opened, shape: Shape, *, corpus: bool) -> list[str]:
-    """What to know of this method with this teacher and student."""
-    chain = chain_in(settings, opened, shape)
-    warnings = list(chain.warnings)
-    if corpus and settings.method != AUTO and "corpus" not in chain.texts:
-        warnings.append(f"--corpus is not read: --method {chain.method} learns from no plain text.")
-    if not layers_fit(opened.config, shape) and not is_checkpoint(settings.start):
-        warnings.append(
-            f"The student's layers start at random: {shape} has another width or number of heads than {opened.role} "
-            f"({opened.config.hidden_size}, {opened.config.num_attention_heads}), or more layers. It needs far more training than a "
-            "student that starts from its layers."
-        )
-    return warnings
 
 
 def refuse_for_questions(settings: TaskSettings) -> None:

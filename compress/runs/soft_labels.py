@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from compress import distributed
-from compress.data.carry_words import WordAnswer, added_up, carry_words
+from compress.data.align_labels import WordAnswer, added_up, align_labels
 from compress.data.encoded import Encoded
 from compress.data.examples import Example, number_of
 from compress.data.teacher_labels import word_logits
@@ -213,7 +213,7 @@ def _carried(theirs: Encoded, ours: Encoded, index: int, logits: np.ndarray) -> 
         WordAnswer(start, end, added_up(zip(tags, row.tolist(), strict=True)))
         for (start, end), row in zip(given, softmax(logits), strict=True)
     ]
-    carried = carry_words(places, answers)
+    carried = align_labels(places, answers)
     assert carried is not None  # trimmed tokens are smaller, so they do not reach further into a text
     return word_logits(carried, ours.labels)
 

@@ -221,16 +221,11 @@ class TaskInputs:
             role: self.teacher_fingerprint,
             **({asked.role: folder_fingerprint(asked.folder)} if asked else {}),
             **({} if role == "--start" else {"--start": self.start_fingerprint or self.settings.start}),
-            "--data": [self.data_fingerprint, self.labels],
+            "--data": [self.splits.fingerprint, self.labels],
             "--teacher-labels": self.answers.fingerprint if self.answers else "",
             "--unlabelled": texts_fingerprint(self.unlabelled),
             "--corpus": texts_fingerprint(self.corpus),
         }
-
-    @property
-    def data_fingerprint(self) -> str:
-        """The SHA-256 of the examples, whatever their file format."""
-        return self.splits.fingerprint
 
 
 def scored_rows(inputs: TaskInputs, model: Any, split: str) -> np.ndarray:

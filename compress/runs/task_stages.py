@@ -100,7 +100,6 @@ def make_start(folder: Path, inputs: TaskInputs, teacher: Path | None) -> None:
         return
     student, origin = student_of(
         load_stage(teacher, inputs) if teacher else model_with_head(inputs),
-        opened.family,
         inputs.shape,
         seed=inputs.settings.seed,
         chosen=layers_named(start, opened.config, inputs.shape),
@@ -262,7 +261,7 @@ def save(model: Any, folder: Path, inputs: TaskInputs, progress: Progress, detai
     """Save a checkpoint with its lineage, and report warnings about its loss."""
     warnings = loss_warnings(progress.loss, details["role"], inputs.notify)
     lineage = details | {
-        "data": inputs.data_fingerprint,
+        "data": inputs.splits.fingerprint,
         "seed": inputs.settings.seed,
         "loss": progress.loss,
         "doubts": warnings,

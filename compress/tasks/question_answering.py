@@ -11,15 +11,16 @@ from tokenizers import Encoding, Tokenizer
 from compress.data.columns import Columns
 from compress.data.encoded import Encoded, pad_id_of
 from compress.data.examples import Example, Splits
-from compress.data.rows import question_example
+from compress.data.row_fields import text_of
+from compress.data.rows import answer_place, answers_in
 from compress.data.task import Task
-from compress.data.text_checks import lost_answers
 from compress.evaluation.metrics import Acceptable, Prediction
 from compress.evaluation.questions import ANSWER_F1, best_answer_from, given, said_of, span_distance
 from compress.models.heads import SPANS
 from serve.errors import BadInput
 from serve.text.labels import SPAN_ENDS
-from serve.text.questions import QuestionRow, question_rows
+from serve.text.questions import MOST_ANSWER_TOKENS, QuestionRow, question_rows
+from serve.wording import counted
 
 # Whole encodings, of which training keeps only windows, are held for so many questions at a time.
 QUESTIONS_AT_ONCE = 1000
@@ -42,7 +43,13 @@ class QuestionAnswering(Task):
         return [*self.columns]
 
     def example_of(self, row: dict[str, Any], columns: Columns) -> Example:
-        return question_example(row, columns, self)
+        """The question of a row, with its context and its answers."""
+        if columns.missing([*row], self):
+            raise ValueError(columns.fault_of_row(row, self))
+        question, context = text_of(row, columns.question), text_of(row, columns.context)
+        answers = answers_in(row[columns.answers], columns.answers)
+        places = [answer_place(each, context, columns.answers) for each in answers]
+        return Example(question, context, answers=tuple(dict.fromkeys(places)))
 
     def labels_in(self, examples: Iterable[Example]) -> tuple[str, ...]:
         """The start and the end of an answer."""
@@ -58,7 +65,20 @@ class QuestionAnswering(Task):
             raise BadInput("No question of train has an answer; at least 1 is needed. Add questions with answers.")
 
     def text_warnings(self, encoded: Encoded, examples: Sequence[Example], where: str) -> list[str]:
-        return lost_answers(encoded, examples, where)
+        """About answers that no decoder can find: they are too long, or begin or end inside a word that a window cuts."""
+        assert encoded.owners is not None
+        held = {
+            int(owner)
+            for owner, rows in zip(encoded.owners, encoded.targets, strict=True)
+            if rows[1:, 1].any() and rows[1:, 2].argmax() - rows[1:, 1].argmax() < MOST_ANSWER_TOKENS
+        }
+        lost = sum(bool(example.answers) and place not in held for place, example in enumerate(examples))
+        if not lost:
+            return []
+        return [
+            f"{counted(lost, f'answer in {where} is', f'answers in {where} are')} in no window whole, or longer than "
+            f"{MOST_ANSWER_TOKENS} tokens, and cannot be found."
+        ]
 
     def encode(self, examples: Sequence[Example], tokenizer: Tokenizer, labels: Sequence[str]) -> Encoded:
         """The windows over the contexts of `examples`."""

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from compress.data.answer_rows import Answer, class_answer
+from compress.data.answer_rows import Answer, probability_in
 from compress.data.columns import Columns
 from compress.data.encoded import IGNORED, Encoded, encoded_texts
 from compress.data.examples import Example, Splits, classes_of
 from compress.data.label_checks import spelling_warnings
+from compress.data.row_fields import label_of
 from compress.data.rows import check_labelled, labels_of, unlabelled_example
 from compress.data.task import Task
-from compress.data.teacher_labels import LEAST, class_logits
+from compress.data.teacher_labels import LEAST, with_the_rest
 from compress.evaluation.metrics import ACCURACY, MICRO_F1, Metric, Prediction
 from compress.models.heads import CLASSES
 from compress.tasks.labels import certain, known, name_faults, written
@@ -65,10 +66,43 @@ class TextClassification(Task):
         return replace(example, label=labels_of(row[columns.label], columns.label))
 
     def teacher_answer(self, row: dict[str, Any], example: Example, columns: Columns) -> Answer | None:
-        return class_answer(row, example, columns)
+        """The answer in the fields `labels` or `label`."""
+        label, given = row.get(columns.label), row.get("labels")
+        if isinstance(label, dict):
+            label, given = None, label
+        if columns.label == "labels":
+            given = given if isinstance(given, dict) else None
+        if isinstance(given, list) and label is None:
+            label, given = given, None
+        if given is not None:
+            if not isinstance(given, dict):
+                raise ValueError(
+                    f"`labels` is {type(given).__name__}; an object with the probability of each label is needed"
+                )
+            told = {
+                label_of(name, "labels"): probability_in(value, f"that of {name}")
+                for name, value in given.items()
+                if value is not None
+            }
+            if not told:
+                raise ValueError("`labels` is empty; the probability of at least 1 label is needed")
+            likeliest = max(told, key=lambda name: told[name])
+            if isinstance(label, str) and label != likeliest:
+                raise ValueError(
+                    f"`{columns.label}` is {label!r}, and by `labels` {likeliest!r} is the likeliest; give one of them"
+                )
+            return Answer(replace(example, label=likeliest), told)
+        return None if label is None else Answer(replace(example, label=labels_of(label, columns.label)))
 
     def teacher_logits(self, answer: Answer, encoded: Encoded, index: int) -> np.ndarray | None:
-        return class_logits(answer, encoded.labels, multi_label=self.multi_label)
+        """Logits (1, labels) whose softmax, or with several labels whose sigmoid, are the probabilities of `answer`."""
+        given = answer.labels or dict.fromkeys(classes_of(answer.example), 1.0)
+        found = np.array([given.get(name, 0.0) for name in encoded.labels], dtype=np.float64)
+        if not self.multi_label:
+            found = with_the_rest(found, np.array([name not in given for name in encoded.labels]))
+        of_class: np.ndarray = np.clip(found, LEAST, 1 - LEAST)
+        logits: np.ndarray = np.log(of_class) - np.log1p(-of_class) if self.multi_label else np.log(of_class)
+        return logits[None].astype(np.float32)
 
     def certain_logits(self, encoded: Encoded, index: int) -> np.ndarray:
         targets = encoded.targets[index]

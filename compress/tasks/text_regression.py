@@ -11,7 +11,7 @@ from compress.data.answer_rows import Answer
 from compress.data.columns import Columns
 from compress.data.encoded import Encoded, encoded_texts
 from compress.data.examples import Example, Splits, number_of
-from compress.data.fields import number_in
+from compress.data.row_fields import number_in
 from compress.data.rows import check_labelled, texts_of
 from compress.data.task import Task
 from compress.evaluation.metrics import Answers, Prediction

@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from compress.data.answer_rows import Answer, entities_answer
+from compress.data.align_labels import align_labels, words_of_entities
+from compress.data.answer_rows import HALF, Answer, probability_in, word_answer
 from compress.data.columns import Columns
 from compress.data.encoded import IGNORED, Encoded, encoded_rows, entities_at
 from compress.data.examples import Example, Splits
 from compress.data.label_checks import prefix_warnings, spelling_warnings
-from compress.data.rows import entities_example
-from compress.data.tags import tags_fault
+from compress.data.row_fields import text_of
+from compress.data.rows import entities_and_items
+from compress.data.tags import from_tags, tags_fault
 from compress.data.task import Task
-from compress.data.teacher_labels import entity_logits
-from compress.data.text_checks import inside_words
+from compress.data.teacher_labels import word_logits
 from compress.evaluation.metrics import ENTITY_F1, Prediction, scored_spans, widened
 from compress.models.heads import TOKENS
 from compress.tasks.labels import certain, entities_in, name_faults, written
@@ -25,6 +26,7 @@ from serve.errors import BadInput
 from serve.text.answers import softmax
 from serve.text.labels import bio_tags, entity_labels, split_tag, with_prefixes
 from serve.text.spans import Word, words
+from serve.wording import counted
 
 INSTRUCTIONS = """You find entities in texts. Their labels are:
 {labels}
@@ -53,13 +55,43 @@ class TokenClassification(Task):
         return ["tokens", "tags"]
 
     def example_of(self, row: dict[str, Any], columns: Columns) -> Example:
-        return entities_example(row, columns, self)
+        """The text of a row with its entities, or its words with their tags."""
+        name = columns.entities_in(row)
+        if name is None:
+            tags = columns.tags_in(row)
+            if columns.tokens in row and tags is not None:
+                return from_tags(row[columns.tokens], row[tags], (columns.tokens, tags))
+        if columns.text not in row or name is None:
+            raise ValueError(columns.fault_of_row(row, self))
+        text = text_of(row, columns.text)
+        # Prodigy writes no `spans` where a text has none, and a table of its rows null.
+        given = [] if row.get(name) is None and (name == "spans" or name not in row) else row[name]
+        found = entities_and_items(given, text, name)
+        return Example(text, entities=tuple(entity for entity, _ in found))
 
     def teacher_answer(self, row: dict[str, Any], example: Example, columns: Columns) -> Answer | None:
-        return entities_answer(row, example, columns)
+        """The answer in the fields `words` or `entities`."""
+        if row.get("words") is not None:
+            return word_answer(row["words"], example)
+        given = row.get(columns.entities)
+        if given is None:
+            return None
+        spans = tuple(
+            (
+                entity,
+                1.0 if item.get("score") is None else probability_in(item["score"], f"the score of {entity.label}"),
+            )
+            for entity, item in entities_and_items(given, example.text, columns.entities)
+        )
+        likely = tuple(entity for entity, score in spans if score >= HALF)
+        return Answer(Example(example.text, entities=likely), spans=spans)
 
     def teacher_logits(self, answer: Answer, encoded: Encoded, index: int) -> np.ndarray | None:
-        return entity_logits(answer, encoded, index)
+        encoding = encoded.encodings[index]
+        places = [(word.start, word.end) for word in words(encoded.texts[index], encoding.offsets, encoding.word_ids)]
+        given = words_of_entities(places, answer.spans) if answer.words is None else answer.words
+        carried = align_labels(places, given)
+        return None if carried is None else word_logits(carried, encoded.labels)
 
     def certain_logits(self, encoded: Encoded, index: int) -> np.ndarray:
         return certain(encoded.targets[index], len(encoded.labels))
@@ -96,7 +128,22 @@ class TokenClassification(Task):
         return spelling_warnings(examples, counts, prefix_warnings(counts))
 
     def text_warnings(self, encoded: Encoded, examples: Sequence[Example], where: str) -> list[str]:
-        return inside_words(encoded, examples, where)
+        """About entities that begin or end inside a word, which no model can match exactly."""
+        lost = one_further = 0
+        for example, text, encoding in zip(examples, encoded.texts, encoded.encodings, strict=True):
+            found = words(text, encoding.offsets, encoding.word_ids)
+            starts, ends = {word.start for word in found}, {word.end for word in found}
+            reach = max(ends, default=0)
+            inside = [
+                e for e in example.entities or () if (e.start not in starts or e.end not in ends) and e.end <= reach
+            ]
+            lost += len(inside)
+            one_further += sum(e.start in starts and e.end + 1 in ends for e in inside)
+        if not lost:
+            return []
+        entities = counted(lost, f"entity in {where} begins or ends", f"entities in {where} begin or end")
+        inclusive = " Most would match with an `end` of 1 more: it is exclusive." if 2 * one_further > lost else ""
+        return [f"{entities} inside a word: models label whole words and cannot match them exactly.{inclusive}"]
 
     def encode(self, examples: Sequence[Example], tokenizer: Tokenizer, labels: Sequence[str]) -> Encoded:
         """A row a word, whose target is its tag."""

@@ -51,6 +51,29 @@ class Validation:
     patience: int | None = None
 
 
+@dataclass(frozen=True)
+class StageSettings:
+    """Settings of one training that its stage leaves open."""
+
+    steps: int = 0
+    seed: int = 0
+    # Of matrix products: fp32, bf16, or on GPUs fp16. Weights stay in float32.
+    precision: str = "fp32"
+    # Seconds between checkpoints: the most work that a kill loses.
+    checkpoint_every_s: float = 30.0
+    # Replaces the stage's own rate; 0 keeps that.
+    learning_rate: float = 0.0
+    device: str = "auto"  # cpu, cuda, or auto: a GPU if there is one
+    # Parts that each batch is computed in, one after the other, to need less memory.
+    accumulate: int = 1
+    # Names of trackers (`compress.training.metrics`) that get the metrics too.
+    trackers: tuple[str, ...] = ()
+    # Replaces `steps` and the stage's rate, warm-up and betas (see `compress.methods.presets`).
+    schedule: Schedule | None = None
+    # Cut the teacher's layers over all processes.
+    teacher_shard: bool = False
+
+
 class Diverged(BadInput):
     """The loss is not finite."""
 
@@ -64,15 +87,10 @@ def train(
     model: Any,
     loss_at: Callable[[int, Share], dict[str, Tensor]],
     schedule: Schedule,
+    settings: StageSettings,
     *,
     folder: Path,
-    seed: int,
     validation: Validation | None = None,
-    precision: str = "fp32",
-    device: str = "auto",
-    accumulate: int = 1,
-    trackers: Sequence[str] = (),
-    checkpoint_every_s: float = 30.0,
     batches: Prefetcher | None = None,
     report: Report | None = None,
 ) -> Progress:
@@ -85,15 +103,10 @@ def train(
         model: the model to train; parameters that need no gradient stay as they are.
         loss_at: gives the weighted loss terms of a step (its number, from 0) on a share of its batch; the terms of all
             shares add up to those of the batch.
-        schedule: steps and learning rate.
+        schedule: steps and learning rate, in place of those of `settings`.
+        settings: the seed, which fixes dropout together with the numbers of step and share; precision, device and the rest.
         folder: holds the checkpoint and the best weights; made if absent. Of several processes only the main one reads and writes there.
-        seed: fixes dropout, together with the numbers of step and share.
         validation: when to validate; the best weights are then kept, and training may stop early.
-        precision: of matrix products: `fp32`, `bf16`, or on GPUs `fp16`. Weights stay in float32.
-        device: `cpu`, `cuda`, or `auto`: a GPU if there is one.
-        accumulate: parts that a process cuts its part of a batch into, one after the other.
-        trackers: names of trackers that get the metrics too.
-        checkpoint_every_s: seconds between checkpoints: the most work that a kill loses.
         batches: the source of `loss_at`'s batches, from which speed, padding and waiting are reported.
         report: called after each step.
 
@@ -101,18 +114,23 @@ def train(
         Diverged: the loss is not finite.
         BadInput: float16 without a GPU, a tracker that is not installed, or a full disk.
     """
-    place = device_of_process(device)
-    check_precision(precision, place)
+    place = device_of_process(settings.device)
+    check_precision(settings.precision, place)
     model.to(place)
     optimizer = _optimizer(model, schedule)
-    scaler = torch.amp.GradScaler(place.type, enabled=precision == "fp16")
+    scaler = torch.amp.GradScaler(place.type, enabled=settings.precision == "fp16")
     progress = Progress()
     if distributed.main() and (folder / CHECKPOINT).is_file():
         progress = load_checkpoint(folder / CHECKPOINT, model, optimizer, scaler)
     progress = share_checkpoint(progress, model, optimizer, scaler)
-    settings = {"steps": schedule.steps, "learning_rate": schedule.learning_rate, "seed": seed, "precision": precision}
+    facts = {
+        "steps": schedule.steps,
+        "learning_rate": schedule.learning_rate,
+        "seed": settings.seed,
+        "precision": settings.precision,
+    }
     # No `Accelerator.prepare`: gradients are summed here, and unwrapped models keep their names in checkpoints.
-    with closing(Metrics(folder, progress.step, trackers, settings, batches)) as metrics:
+    with closing(Metrics(folder, progress.step, settings.trackers, facts, batches)) as metrics:
 
         def look(step: int, terms: dict[str, Tensor]) -> tuple[int, float, float | None]:
             value, speed = total(terms).item(), metrics.speed()
@@ -132,21 +150,19 @@ def train(
         while progress.step < schedule.steps and not progress.stopped:
             for group in optimizer.param_groups:
                 group["lr"] = schedule.rate(progress.step)
-            terms = _step(
-                model, loss_at, progress.step, seed, accumulate, precision, scaler, optimizer, schedule.clip_norm
-            )
+            terms = _step(model, loss_at, progress.step, settings, scaler, optimizer, schedule.clip_norm)
             progress.step += 1
             unseen.append((progress.step, terms))
             last = progress.step == schedule.steps
             validates = validation is not None and (last or progress.step % validation.every == 0)
-            due = last or time.monotonic() - saved_at > checkpoint_every_s
+            due = last or time.monotonic() - saved_at > settings.checkpoint_every_s
             # A GPU starts the next step before the loss of this one is looked at; otherwise it would stand still meanwhile.
             at_once = place.type == "cpu" or validates or due
             ready, unseen = (unseen, []) if at_once else (unseen[:-1], unseen[-1:])
             seen = [look(number, arriving.read()) for number, arriving in ready]
             if validation and validates:
                 _validate(model, validation, progress, folder)
-                due = due or time.monotonic() - saved_at > checkpoint_every_s
+                due = due or time.monotonic() - saved_at > settings.checkpoint_every_s
             if due or progress.stopped:
                 if distributed.main():
                     save_checkpoint(folder / CHECKPOINT, model, optimizer, progress, scaler)
@@ -193,19 +209,17 @@ def _step(
     model: Any,
     loss_at: Callable[[int, Share], dict[str, Tensor]],
     step: int,
-    seed: int,
-    accumulate: int,
-    precision: str,
+    settings: StageSettings,
     scaler: torch.amp.GradScaler,
     optimizer: torch.optim.Optimizer,
     clip_norm: float,
 ) -> _Terms:
-    """Take one optimiser step. -> its loss terms, which are of the whole batch, as its gradients are"""
+    """Take one optimiser step. Its loss terms, and its gradients, are of the whole batch."""
     found: dict[str, Tensor] = {}
-    for share in distributed.shares(accumulate):
+    for share in distributed.shares(settings.accumulate):
         # Share 0 has the seed of the whole batch: `SeedSequence` ignores trailing zeros.
-        torch.manual_seed(int(np.random.SeedSequence([seed, step, share.number]).generate_state(1)[0]))
-        with computing(next(model.parameters()).device, precision):
+        torch.manual_seed(int(np.random.SeedSequence([settings.seed, step, share.number]).generate_state(1)[0]))
+        with computing(next(model.parameters()).device, settings.precision):
             terms = loss_at(step, share)
         scaler.scale(total(terms)).backward()  # type: ignore[no-untyped-call]
         found = {name: found[name] + term.detach() if found else term.detach() for name, term in terms.items()}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,13 +30,13 @@ from compress.methods.objectives import (
 )
 from compress.methods.presets import Schedule
 from compress.models.activations import Activations, Part, assembled, read
-from compress.models.families import FAMILIES, encoder_of, kept_apart, layers_of
+from compress.models.families import encoder_of, family_in, kept_apart, layers_of
 from compress.models.precision import weights_in
 from compress.models.sharded_layers import check_equal_shares, is_sharded, shard_layers
 from compress.models.task_heads import standardised
 from compress.models.unilm import asked_words
 from compress.training.checkpoint import Progress
-from compress.training.loop import Report, Validation, device_of_process, train
+from compress.training.loop import Report, StageSettings, Validation, device_of_process, train
 from compress.training.metrics import Prefetcher
 
 MOST_VALIDATIONS = 10  # of one training
@@ -55,27 +55,6 @@ class Text(Protocol):
     def ids(self) -> list[np.ndarray]: ...  # noqa: D102
 
     def at(self, step: int) -> Batch: ...  # noqa: D102
-
-
-@dataclass(frozen=True)
-class StageSettings:
-    """Settings of one training that its stage leaves open."""
-
-    steps: int
-    seed: int = 0
-    precision: str = "fp32"
-    checkpoint_every_s: float = 30.0
-    # Replaces the stage's own rate; 0 keeps that.
-    learning_rate: float = 0.0
-    device: str = "auto"  # cpu, cuda, or auto: a GPU if there is one
-    # Parts that each batch is computed in, one after the other, to need less memory.
-    accumulate: int = 1
-    # Names of `compress.training.metrics` that get the metrics too.
-    trackers: tuple[str, ...] = ()
-    # Replaces `steps` and the stage's rate, warm-up and betas (see `compress.methods.presets`).
-    schedule: Schedule | None = None
-    # Cut the teacher's layers over all processes.
-    teacher_shard: bool = False
 
 
 def train_stage(
@@ -128,8 +107,7 @@ def train_stage(
             stack.enter_context(standardised(unit, *(model for model in (student, teacher) if model is not None)))
         if teacher is not None and settings.teacher_shard:
             check_equal_shares(settings.accumulate)
-            family = FAMILIES[teacher.config.model_type]
-            shard_layers(teacher.eval(), family, device_of_process(settings.device), settings.precision)
+            shard_layers(teacher.eval(), device_of_process(settings.device), settings.precision)
         elif teacher is not None:
             teacher.eval().to(device_of_process(settings.device))
             # A generator's teacher keeps float32: its logits over the vocabulary are what is learned.
@@ -145,14 +123,9 @@ def train_stage(
             _Trained(student, maps) if maps.maps else student,
             loss_at,
             schedule,
+            settings,
             folder=folder,
-            seed=settings.seed,
             validation=None if validation is None else validation(remap),
-            precision=settings.precision,
-            device=settings.device,
-            accumulate=settings.accumulate,
-            trackers=settings.trackers,
-            checkpoint_every_s=settings.checkpoint_every_s,
             batches=batches,
             report=report,
         )
@@ -202,14 +175,13 @@ def step_losses(
         if objective.layers:
             expect(batch.inputs["attention_mask"], on_cpu.inputs["attention_mask"])
         with torch.no_grad():
-            family = FAMILIES[teacher.config.model_type]
-            if not is_sharded(layers_of(teacher, family)[0]):
+            if not is_sharded(layers_of(teacher)[0]):
                 teacher.to(device)
             if batch.teacher_activations is None:
                 theirs = _read(teacher, objective, batch, teacher=True)
             else:
                 kept = {Part(*part): value for part, value in batch.teacher_activations.items()}
-                theirs = assembled(teacher, family, kept, objective.teacher_parts())
+                theirs = assembled(teacher, kept, objective.teacher_parts())
     seen = batch
     if remap is not None:
         rows = torch.from_numpy(remap[on_cpu.inputs["input_ids"].numpy()])
@@ -297,17 +269,16 @@ def rows_in_use(model: Any, ids: Iterable[np.ndarray], pad_id: int) -> Iterator[
 
 
 def _read(model: Any, objective: Objective, batch: Batch, *, teacher: bool) -> Activations:
-    family = FAMILIES[model.config.model_type]
     wanted = objective.teacher_parts() if teacher else objective.student_parts()
     output = objective.asks_teacher if teacher else bool(objective.outputs)
     if batch.generates:
-        return Activations({}, words=asked_words(model, family, batch.inputs, batch.row_index))
+        return Activations({}, words=asked_words(model, batch.inputs, batch.row_index))
     rows = _rows(batch, objective) if objective.masks_tokens and output else None
     inputs = kept_apart(model, inputs_for(model, batch.inputs))
-    if batch.full and family.packs:
+    if batch.full and family_in(model).packs:
         # transformers would wait for the GPU to see that there is nothing to mask.
         inputs = {name: value for name, value in inputs.items() if name != "attention_mask"}
-    return read(model, family, inputs, wanted, output=output, rows=rows)
+    return read(model, inputs, wanted, output=output, rows=rows)
 
 
 def _weight(term: OutputTerm, batch: Batch) -> float:

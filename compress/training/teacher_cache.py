@@ -26,7 +26,6 @@ from compress.data.batches import Batch, batches_by_length, inputs_for, padded
 from compress.data.corpus import CorpusFile, CorpusText
 from compress.data.sampler import Sampler
 from compress.models.activations import Part, read
-from compress.models.families import Family
 from compress.models.precision import autocast, weights_in
 from compress.training.loop import device_of_process
 from serve.bundle.manifest import canonical_json, sha256_file
@@ -137,7 +136,6 @@ class CachedTeacherText:
 def teacher_cache(
     folder: Path,
     load: Callable[[], Any],
-    family: Family,
     pieces: CorpusFile,
     parts: Sequence[Part],
     *,
@@ -154,8 +152,7 @@ def teacher_cache(
 
     Args:
         folder: made if absent.
-        load: loads the teacher, an encoder of `family`; called only if the cache has to be written.
-        family: the teacher's module paths.
+        load: loads the teacher, an encoder; called only if the cache has to be written.
         pieces: the text.
         parts: the vectors that objectives read: hidden states, queries, keys or values.
         pad_id: the id that fills padding.
@@ -185,7 +182,7 @@ def teacher_cache(
             layout = Layout(tuple(parts), width, width // int(model.config.num_attention_heads))
             distributed.by_main(lambda: _check_room(partial, pieces, layout, done))
             with disk_errors_reported(partial):
-                _write(partial, done, model, family, pieces, layout, pad_id, precision, report)
+                _write(partial, done, model, pieces, layout, pad_id, precision, report)
                 if distributed.main():
                     partial.replace(folder)  # `folder` may exist if it is empty
     whole = distributed.broadcast(_about(folder))
@@ -288,7 +285,6 @@ def _write(
     partial: Path,
     done: dict[str, Any],
     teacher: Any,
-    family: Family,
     pieces: CorpusFile,
     layout: Layout,
     pad_id: int,
@@ -309,7 +305,7 @@ def _write(
             file.truncate(done["tokens"] * done["bytes_per_token"])
         for some in _rounds(pieces.lengths, done["pieces"]):
             began = time.monotonic()
-            parts = distributed.collect(_answers(teacher, family, pieces, some, layout, pad_id))
+            parts = distributed.collect(_answers(teacher, pieces, some, layout, pad_id))
             if parts is None:
                 continue
             found = {i: each for part in parts for i, each in part.items()}
@@ -363,9 +359,7 @@ class _Answer(NamedTuple):
     squares: float
 
 
-def _answers(
-    teacher: Any, family: Family, pieces: CorpusFile, chosen: range, layout: Layout, pad_id: int
-) -> dict[int, _Answer]:
+def _answers(teacher: Any, pieces: CorpusFile, chosen: range, layout: Layout, pad_id: int) -> dict[int, _Answer]:
     """The answers on this process's share of the pieces in `chosen`, by their place in it. What is in one batch is the same for all.
 
     Raises:
@@ -379,7 +373,7 @@ def _answers(
         given = [pieces[chosen[i]].ids for i in batch]
         ids, mask = padded(given, pad_id), padded([np.ones_like(ids) for ids in given], 0)
         inputs = {"input_ids": torch.from_numpy(ids).to(device), "attention_mask": torch.from_numpy(mask).to(device)}
-        inside = read(teacher, family, inputs_for(teacher, inputs), layout.parts)
+        inside = read(teacher, inputs_for(teacher, inputs), layout.parts)
         vectors = torch.cat([inside[part] for part in layout.parts], dim=-1).float().cpu().numpy()
         for row, i in enumerate(batch):
             x = vectors[row, : len(given[row])]

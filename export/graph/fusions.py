@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from export.graph.exporter import strip_provenance
-from export.graph.nodes import Wiring
+from export.graph.exporter import shape_biases_of_gelu, strip_provenance
+from export.graph.nodes import copied
 from serve.errors import BadInput
 from serve.wording import one_of
 
@@ -76,17 +76,22 @@ def joined(model: "ModelProto", shapes: "Iterable[ValueInfoProto]") -> tuple["Mo
     of heads. Remaining values keep their names, and a joined kernel's output has the name of the last value that it
     replaces. BadInput for a model with nothing to join.
     """
-    import onnx
     import onnx_ir
     from onnxscript.rewriter.ort_fusions import optimize_for_ort
 
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     copy.graph.value_info.extend(shapes)
-    _flatten_biases_of_gelu(copy)
+    shape_biases_of_gelu(copy, (-1,))  # the exporter writes (1, features) to prevent joining
     rewritten, _ = optimize_for_ort(onnx_ir.from_proto(copy))
     made: ModelProto = onnx_ir.to_proto(rewritten)
-    _leave_out_unread(made)
+    # A joined kernel writes each named output to memory, such as a residual's sum: those that no node reads are removed.
+    read = {name for node in made.graph.node for name in node.input} | {value.name for value in made.graph.output}
+    for node in made.graph.node:
+        if node.domain == "com.microsoft":
+            wanted = [name if name in read else "" for name in node.output]
+            while not wanted[-1]:
+                wanted.pop()
+            node.output[:] = wanted
     strip_provenance(made)
     del made.graph.value_info[:]
     kernels = fused(operators_of(made))
@@ -94,27 +99,3 @@ def joined(model: "ModelProto", shapes: "Iterable[ValueInfoProto]") -> tuple["Mo
     if not counts:
         raise BadInput(f"--fuse: the graph has no {one_of(JOINED)} to join; leave --fuse out.")
     return made, counts
-
-
-def _leave_out_unread(model: "ModelProto") -> None:
-    """Remove outputs of joined kernels that no node reads: a kernel writes each named output, such as a residual's sum, to memory."""
-    read = {name for node in model.graph.node for name in node.input} | {value.name for value in model.graph.output}
-    for node in model.graph.node:
-        if node.domain == "com.microsoft":
-            wanted = [name if name in read else "" for name in node.output]
-            while not wanted[-1]:
-                wanted.pop()
-            node.output[:] = wanted
-
-
-def _flatten_biases_of_gelu(model: "ModelProto") -> None:
-    """Store each bias before a GELU as (features,) again: the exporter writes (1, features) to prevent joining."""
-    from onnx import numpy_helper
-
-    wiring = Wiring(model)
-    for node in model.graph.node:
-        add = wiring.made_by.get(node.input[0]) if node.op_type == "Gelu" else None
-        for name in add.input if add is not None and add.op_type == "Add" else []:
-            if name in wiring.constants and len(wiring.read_by[name]) == 1:
-                row = wiring.constants[name].reshape(-1)
-                wiring.initializers[name].CopyFrom(numpy_helper.from_array(row, name))

@@ -1,7 +1,7 @@
 """Which node makes and which nodes read each value of an ONNX graph, and the products that can be quantised."""
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,13 @@ class Product(NamedTuple):
     node: "NodeProto"
     activation: str
     weight: str
+
+
+def copied(message: Any) -> Any:
+    """A copy of a model, a node or a constant: emptying a list of messages deletes those in it."""
+    made = type(message)()
+    made.CopyFrom(message)
+    return made
 
 
 class Wiring:

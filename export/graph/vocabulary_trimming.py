@@ -90,7 +90,13 @@ def trim_vocabulary(checkpoint: Path, texts: Sequence[str], held_out: Sequence[s
     trimming = trimming_to(texts, document, str(file), pad_id=int(config.get("pad_token_id") or 0), size=size)
     removed = _trim_model(checkpoint, trimming.new_ids)
     file.write_text(json.dumps(trimming.after, ensure_ascii=False, indent=2), encoding="utf-8")
-    _trim_config(checkpoint / "tokenizer_config.json", trimming.new_ids)
+    config_file, new_ids = checkpoint / "tokenizer_config.json", trimming.new_ids
+    tokenizer_config = json.loads(config_file.read_text(encoding="utf-8"))
+    if "added_tokens_decoder" in tokenizer_config:
+        listed = {int(index): token for index, token in tokenizer_config["added_tokens_decoder"].items()}
+        kept = {str(new_ids[index]): token for index, token in listed.items() if index in new_ids}
+        tokenizer_config["added_tokens_decoder"] = kept
+        config_file.write_text(json.dumps(tokenizer_config, ensure_ascii=False, indent=2), encoding="utf-8")
     return _report(trimming, held_out, removed)
 
 
@@ -113,7 +119,11 @@ def trimming_to(texts: Sequence[str], document: dict[str, Any], named: str, *, p
             raise BadInput(NO_TOKENS)
         keep = needed | used
         if document["model"]["type"] == "BPE":
-            merges = _merges_used(document["model"], {token for encoding in encodings for token in encoding.tokens})
+            tokens = {token for encoding in encodings for token in encoding.tokens}
+            ranked = _merges_in(document["model"])
+            rank = {pair: order for order, pair in enumerate(ranked)}
+            orders = {order for token in tokens for order in _merges_of(token, rank, document["model"])}
+            merges = [ranked[order] for order in sorted(orders)]
             keep |= _ids_in(merges, document["model"])
     new_ids = {old: new for new, old in enumerate(sorted(keep))}
     trimmed = _trimmed_document(document, new_ids, merges)
@@ -136,11 +146,20 @@ def always_kept(document: dict[str, Any], named: str, *, pad_id: int, size: int 
     kind = document["model"].get("type")
     if kind not in ("WordPiece", "BPE", "Unigram"):
         raise BadInput(f"{named} is a {kind} tokenizer; only WordPiece, BPE and Unigram vocabularies can be trimmed.")
-    there = {index for _, index in _pieces(document["model"])}
+    model, pieces = document["model"], _pieces(document["model"])
+    prefix, suffix = model.get("continuing_subword_prefix") or "", model.get("end_of_word_suffix") or ""
+    spelled = {  # can spell any text
+        index
+        for token, index in pieces
+        if len(token.removeprefix(prefix).removesuffix(suffix).removeprefix("▁")) <= 1
+        or (token.startswith("<0x") and len(token) == 6)
+    }
+    unknown = model.get("unk_id") if kind == "Unigram" else model["vocab"].get(model.get("unk_token"))
     needed = (
-        (there & set(range(pad_id + 1 if pad_id < FEW else 0)))
+        ({index for _, index in pieces} & set(range(pad_id + 1 if pad_id < FEW else 0)))
         | {token["id"] for token in document.get("added_tokens", [])}
-        | _spelling(document["model"])
+        | spelled
+        | ({unknown} - {None})
     )
     if size and len(needed) > size:
         raise BadInput(
@@ -166,7 +185,11 @@ def _most_needed(
     counts: Counter[int] = Counter()
     changed = list(range(len(texts)))
     while True:
-        merges = _merges_within(document["model"], kept) if bpe else None
+        merges = None
+        if bpe:
+            there = {token for token, index in pieces.items() if index in kept}
+            pairs = _merges_in(document["model"])
+            merges = [pair for pair in pairs if there.issuperset(pair) and "".join(pair) in there]
         old_ids = np.array(sorted(kept))
         trimmed = _trimmed_document(document, {int(old): new for new, old in enumerate(old_ids)}, merges)
         tokenizer = _plain(Tokenizer.from_str(json.dumps(trimmed)))
@@ -219,37 +242,10 @@ def _pieces(model: dict[str, Any]) -> list[tuple[str, int]]:
     return list(model["vocab"].items())
 
 
-def _spelling(model: dict[str, Any]) -> set[int]:
-    """The ids of single characters and bytes, which can spell any text, and of the unknown token."""
-    prefix, suffix = model.get("continuing_subword_prefix") or "", model.get("end_of_word_suffix") or ""
-    spelled = {
-        index
-        for token, index in _pieces(model)
-        if len(token.removeprefix(prefix).removesuffix(suffix).removeprefix("▁")) <= 1
-        or (token.startswith("<0x") and len(token) == 6)
-    }
-    unknown = model.get("unk_id") if model["type"] == "Unigram" else model["vocab"].get(model.get("unk_token"))
-    return spelled if unknown is None else spelled | {unknown}
-
-
 def _merges_in(model: dict[str, Any]) -> list[tuple[str, str]]:
     """The merges of a BPE model, by rank."""
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
     return [(pair[0], pair[1]) for pair in pairs]
-
-
-def _merges_within(model: dict[str, Any], kept: set[int]) -> list[tuple[str, str]]:
-    """The merges of tokens in `kept` that make one of them."""
-    vocabulary = {token for token, index in model["vocab"].items() if index in kept}
-    return [pair for pair in _merges_in(model) if vocabulary.issuperset(pair) and "".join(pair) in vocabulary]
-
-
-def _merges_used(model: dict[str, Any], tokens: Iterable[str]) -> list[tuple[str, str]]:
-    """The merges that make `tokens`, by rank."""
-    pairs = _merges_in(model)
-    rank = {pair: order for order, pair in enumerate(pairs)}
-    used = {order for token in tokens for order in _merges_of(token, rank, model)}
-    return [pairs[order] for order in sorted(used)]
 
 
 def _merges_of(token: str, rank: dict[tuple[str, str], int], model: dict[str, Any]) -> set[int]:
@@ -313,7 +309,7 @@ def _trim_model(checkpoint: Path, new_ids: dict[int, int]) -> int:
     """Keep the rows `new_ids` of the word embeddings, write the checkpoint, and return the bytes removed."""
     import torch
 
-    from compress.models.sentence_model import SentenceModel
+    from compress.models.sentence_encoder import SentenceModel
 
     found = load_answering_model(checkpoint)
     model = found.model if isinstance(found, SentenceModel) else found
@@ -345,17 +341,6 @@ def check_padding(config: Any, new_ids: dict[int, int], named: str) -> None:
             f"{named}: {config.model_type} models number positions from the padding token's id, and trimming would "
             f"change that id from {padding} to {new_ids.get(padding)}; leave the vocabulary whole."
         )
-
-
-def _trim_config(file: Path, new_ids: dict[int, int]) -> None:
-    """Renumber the added tokens of `tokenizer_config.json`, where it lists them."""
-    config = json.loads(file.read_text(encoding="utf-8"))
-    if "added_tokens_decoder" in config:
-        listed = config["added_tokens_decoder"]
-        config["added_tokens_decoder"] = {
-            str(new_ids[int(index)]): token for index, token in listed.items() if int(index) in new_ids
-        }
-        file.write_text(json.dumps(config, ensure_ascii=False, indent=2), encoding="utf-8")
 
 
 def _report(trimming: Trimming, held_out: Sequence[str], removed: int) -> Trimmed:

@@ -18,7 +18,8 @@ from export.precision.int8_search import Evaluator, Verdict, with_intervals
 from export.settings import Precision
 from export.validation.promises import Kept, Promise, answers_of, with_outside
 from export.validation.promises import in_words as promises_in_words
-from export.validation.temperature import Confidence, Reliability, as_metrics, in_words
+from export.validation.temperature import Confidence, Reliability, in_words
+from serve.bundle.manifest import ONNX_NAMES, SCHEMA_VERSION, Manifest, Variant
 from serve.errors import GateMissed
 
 Scores = dict[str, dict[str, float]]
@@ -121,7 +122,16 @@ class ModelReport:
         split = "test" if self.test else "validation"
         verdicts = self.test.scores if self.test else variants.validation
         sizes = self._sizes()
-        unscored = self._unscored()
+        packed = {
+            variant: {
+                "size_bytes": variants.file(variant).stat().st_size,
+                "scheme": variants.schemes[variant],
+                "runtime": variants.wanted.runs_in(variant),
+                # of fp32's metric
+                "share": variants.validation[run_name(variant, variants.wanted.runs_in(variant))].share,
+            }
+            for variant in self.packed
+        }
         return {
             "title": self.facts.name,
             "task": self.facts.task,
@@ -136,10 +146,10 @@ class ModelReport:
                 }
                 for name, row in scores.get(split, {}).items()
             ],
-            "claims": [*unscored, *self.claims, *self._confidence_lines()],
+            "claims": [*self._unscored(), *self.claims, *self._confidence_lines()],
             "gates": self.gates,
             "scores": scores,
-            "variants": self._variants(),
+            "variants": packed,
             "warnings": [*self.warnings, *self.missed, *variants.limits, *variants.notes],
             "agreement": {name: asdict(verdict) for name, verdict in verdicts.items()},
             "search": asdict(variants.search) if variants.search else None,
@@ -159,19 +169,6 @@ class ModelReport:
             **{key: said[key] for key in DOCUMENTED},
         }
 
-    def _variants(self) -> dict[str, dict[str, Any]]:
-        """Size, scheme, runtime and share of fp32's metric of each variant in the bundle."""
-        variants = self.variants
-        return {
-            variant: {
-                "size_bytes": variants.file(variant).stat().st_size,
-                "scheme": variants.schemes[variant],
-                "runtime": variants.wanted.runs_in(variant),
-                "share": variants.validation[run_name(variant, variants.wanted.runs_in(variant))].share,
-            }
-            for variant in self.packed
-        }
-
     def refusal(self, report: Path, advice: str = "") -> GateMissed:
         """The error for a bundle that may not be written; `report` is the file of its report."""
         message = f"No bundle was written: {'; '.join(self.missed)}. The report is {report}.{advice}"
@@ -179,46 +176,50 @@ class ModelReport:
 
     def pack(self, out: Path, checkpoint: Path, extra_files: Mapping[str, bytes]) -> Path:
         """Write the bundle `out` in one step: the graphs, the folder `checkpoint`, card, manifest and `extra_files`."""
-        facts, variants = self.facts, self.variants
-        abstains_below = {str(variant): chosen.abstain_below for variant, chosen in self.confidence.items()}
-        if variants.answer_from is not None:
-            abstains_below = {str(variant): variants.answer_from for variant in self.packed}
-        return pack(
-            out,
-            checkpoint=checkpoint,
-            onnx_files={variant: variants.file(variant) for variant in self.packed},
-            schemes=variants.schemes,
-            needs=variants.needs,
-            runtimes={variant: variants.wanted.runs_in(variant) for variant in self.packed},
-            temperatures={variant: chosen.temperature for variant, chosen in self.confidence.items()},
-            abstains_below=abstains_below,
-            validation_scores={
-                variant: found for variant, found in self.variants.scores.items() if variant in self.packed
-            },
-            promises={variant: {each.name: each.min_score for each in made} for variant, made in self.promises.items()},
+        facts, variants, confidence = self.facts, self.variants, self.confidence
+        described = {}
+        for variant in self.packed:
+            abstain_below = confidence[variant].abstain_below if variant in confidence else None
+            described[str(variant)] = Variant(
+                file=ONNX_NAMES[variant],
+                scheme=variants.schemes[variant],
+                runtime=variants.wanted.runs_in(variant),
+                cpu=list(variants.needs.get(variant, ())),
+                temperature=confidence[variant].temperature if variant in confidence else 1.0,
+                abstain_below=abstain_below if variants.answer_from is None else variants.answer_from,
+                promises={each.name: each.min_score for each in self.promises.get(variant, [])},
+                validation_scores=variants.scores.get(variant),
+            )
+        manifest = Manifest(
+            schema_version=SCHEMA_VERSION,
             name=facts.name,
             task=facts.task,
-            labels=facts.labels,
+            labels=list(facts.labels),
             vector_width=facts.vector_width,
             normalised=facts.normalised,
             multi_label=facts.multi_label,
             relations=facts.relations,
             pairs=facts.pairs,
             max_length=facts.max_length,
-            inputs=variants.graph.inputs,
             default_variant=variants.served,
-            lineage=facts.lineage,
+            variants=described,
+            files={},
+            inputs=list(variants.graph.inputs),
+            lineage=dict(facts.lineage),
             metrics={"metric": self.metric, **self.scores, "confidence": self._confidence_metrics()},
             parity={name: asdict(found) for name, found in variants.parity.items()},
-            extra_files={"README.md": model_card(self._card()).encode(), **extra_files},
+            cpu=[],
+            digest="",
         )
+        files = {str(variant): variants.file(variant) for variant in self.packed}
+        card = {"README.md": model_card(self._card()).encode()}
+        return pack(out, manifest, checkpoint, files, card | dict(extra_files))
 
     def _card(self) -> CardFacts:
         """The card's facts, with figures of the variants in the bundle and of the models in `others`."""
         scores, sizes = self.scores.get("test", {}), self._sizes()
         runs = {name: variant for name, variant, _ in self.variants.runs}
         served = self.variants.served
-        unscored = self._unscored()
         return replace(
             self.facts,
             figures=[
@@ -228,7 +229,7 @@ class ModelReport:
             ],
             shipped=run_name(served, self.variants.wanted.runs_in(served)),
             report=True,
-            limits=[*unscored, *self.variants.limits],
+            limits=[*self._unscored(), *self.variants.limits],
             confidence=self._confidence_lines(),
         )
 
@@ -242,11 +243,14 @@ class ModelReport:
         return {**self.other_sizes, **{name: file.stat().st_size for name, file in files.items()}}
 
     def _confidence_metrics(self) -> dict[str, dict[str, Any]]:
-        return as_metrics(self.confidence, self.test.reliability if self.test else {})
+        """As JSON types: each variant's results on validation and, where known, on test."""
+        test = self.test.reliability if self.test else {}
+        return {
+            variant: {"validation": asdict(found.validation)}
+            | ({"test": asdict(test[variant])} if variant in test else {})
+            for variant, found in self.confidence.items()
+        }
 
     def _confidence_lines(self) -> list[str]:
-        kept = self.test.promises if self.test else {}
-        return [
-            *in_words(self.confidence, self.test.reliability if self.test else {}),
-            *promises_in_words(self.promises, kept),
-        ]
+        test = self.test or OnTest({}, {})
+        return [*in_words(self.confidence, test.reliability), *promises_in_words(self.promises, test.promises)]

@@ -13,16 +13,16 @@ import numpy as np
 from compress.data.encoded import Encoded
 from compress.data.examples import Example
 from compress.data.sampler import Row, subset
-from export.graph.exact_sums import with_exact_sums
 from export.graph.exporter import GraphInfo, export_graph, write_model
 from export.graph.fusions import fused, joined, missing, operators_of, session_operators
 from export.precision.calibration import with_long_texts
 from export.precision.fp16 import write_fp16
 from export.precision.int8 import Quantised, quantise_dynamic, quantise_weight_only
-from export.precision.int8_search import Evaluator, Judged, Prepared, Progress, Search, Verdict, find_int8
+from export.precision.int8_preparation import Prepared, with_exact_sums
+from export.precision.int8_search import Evaluator, Judged, Progress, Search, Verdict, find_int8
 from export.settings import ATOL, VARIANTS, Precision, VariantSettings
 from export.validation.parity import Parity, Text, graph_parity, variant_parity
-from export.validation.promises import Promise, answers_of, can_be_promised, make_promise, with_outside
+from export.validation.promises import Promise, answers_of, make_promise, with_outside
 from export.validation.temperature import Confidence, choose_confidence, validation_scores
 from serve.bundle.manifest import ONNX_NAMES, ValidationScores
 from serve.bundle.runtimes import Runtime, has_openvino
@@ -249,7 +249,11 @@ def make_variants(
             found.int8 = quantise(with_exact_sums(model), found.file("int8"))
         found.schemes["int8"] = found.int8.scheme
     for variant in found.made:
-        due = dict(promised) if variant != "int8" else _due_in_int8(found, promised)
+        due = dict(promised)
+        if variant == "int8":  # never joined (its operators are standard ones), and its products must be of integers
+            due = {name: count for name, count in promised.items() if name in ("gelu", "layer-norm")}
+            assert found.int8 is not None
+            due["integer products"] = found.int8.products
         # CPUs have no float16 kernels, so a session here would count others. The operators of the file are counted instead.
         file = found.file(variant)
         counted = operators_of(onnx.load(file)) if variant == "fp16" else session_operators(file)
@@ -286,13 +290,6 @@ def nothing_to_keep(evaluator: Evaluator, wanted: VariantSettings) -> list[str]:
             "--variants fp32 or --gate 0 exports it as it is."
         )
     return [f"{zero}."]
-
-
-def _due_in_int8(found: Variants, promised: dict[str, int]) -> dict[str, int]:
-    """Expected kernels of int8: it is never joined (its operators are standard ones), and its products must be of integers."""
-    assert found.int8 is not None
-    kept = {name: count for name, count in promised.items() if name in ("gelu", "layer-norm")}
-    return kept | {"integer products": found.int8.products}
 
 
 def _compare(
@@ -355,7 +352,9 @@ def check_promises(wanted: VariantSettings, validation: Split) -> None:
     Raises:
         BadInput: there are no labels, a number is answered, or any number of labels.
     """
-    if wanted.promises and not (validation.labelled and can_be_promised(validation.encoded)):
+    # Each answer must be right or wrong with a score of its own: one class a text, or entities.
+    encoded = validation.encoded
+    if wanted.promises and not (validation.labelled and encoded.task.names_labels and not encoded.multi_label):
         why = (
             "the export has no labelled texts"
             if not validation.labelled

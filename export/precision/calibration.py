@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from export.graph.nodes import copied
 from serve.bundle.cpu import available_cores
 from serve.errors import BadInput
 from serve.model.session import padded
@@ -115,8 +116,7 @@ def _activations(
         raise BadInput("the calibration texts have no tokens; give texts like those that will be served")
     if not wanted:
         return
-    watched = onnx.ModelProto()
-    watched.CopyFrom(model)
+    watched = copied(model)
     watched.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
     options = ort.SessionOptions()
     options.log_severity_level = 3  # suppresses the warning that the added outputs have no declared shape

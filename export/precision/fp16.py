@@ -7,13 +7,13 @@ a Cast is added where a node of the other type reads it.
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from compress.data.sampler import subset
 from export.graph.exporter import write_model
-from export.graph.nodes import Wiring
+from export.graph.nodes import Wiring, copied
 from export.precision.calibration import tensor_ranges
 from serve.errors import GateMissed
 from serve.model.session import OUTPUT, Session
@@ -63,12 +63,15 @@ def write_fp16(
         if large & touched or new & overflowing & set(node.output):
             overflowing |= {node.output[0]} | new & set(node.input)
     exact = _not_of_the_text(plain)
+    last = {OUTPUT}  # the logits, and the logits before their bias is added
+    for name in own.made_by:
+        reader = own.only_reader(name)
+        if reader is not None and reader.op_type == "Add" and OUTPUT in reader.output:
+            last.add(name)
     kept = overflowing | {
-        node.output[0]
-        for node in model.graph.node
-        if node.op_type in KEPT_OPERATORS or node.output[0] in exact or _is_last(own, node.output[0])
+        node.output[0] for node in model.graph.node if node.op_type in KEPT_OPERATORS or node.output[0] in exact | last
     }
-    write_model(_halved(model, _float_values(plain), kept), out)
+    write_model(_halved(model, plain, kept), out)
     try:
         Session(out, threads).run(subset(calibration, 8))
     except Exception as error:  # whatever fails here would fail for a user too
@@ -108,33 +111,18 @@ def _not_of_the_text(plain: "ModelProto") -> set[str]:
     }
 
 
-def _is_last(wiring: Wiring, value: str) -> bool:
-    """Whether `value` is the logits, or the logits before their bias is added."""
-    if value == OUTPUT:
-        return True
-    reader = wiring.only_reader(value)
-    return reader is not None and reader.op_type == "Add" and OUTPUT in reader.output
-
-
-def _float_values(model: "ModelProto") -> set[str]:
-    """The float32 values of `model`, by ONNX's own type inference."""
-    import onnx
-
-    inferred = onnx.shape_inference.infer_shapes(model)
-    return {
-        info.name
-        for info in (*inferred.graph.value_info, *inferred.graph.output)
-        if info.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
-    }
-
-
-def _halved(model: "ModelProto", floats: Collection[str], kept: Collection[str]) -> "ModelProto":
-    """A copy of `model` in float16; `floats` are its float32 values, `kept` the first outputs of nodes that stay in float32."""
+def _halved(model: "ModelProto", plain: "ModelProto", kept: Collection[str]) -> "ModelProto":
+    """A copy of `model` in float16; `plain` has the types of its values, `kept` the first outputs of nodes that stay in float32."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    inferred = onnx.shape_inference.infer_shapes(plain).graph
+    floats = {
+        value.name
+        for value in (*inferred.value_info, *inferred.output)
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT
+    }
+    copy: ModelProto = copied(model)
     constants = {c.name: c for c in copy.graph.initializer if c.data_type == TensorProto.FLOAT}
     halves: dict[str, onnx.TensorProto] = {}
     stays = {name for node in copy.graph.node if node.output[0] in kept for name in node.output}
@@ -163,17 +151,10 @@ def _halved(model: "ModelProto", floats: Collection[str], kept: Collection[str])
         if half and node.op_type == "Cast" and node.output[0] in floats:
             next(a for a in node.attribute if a.name == "to").i = TensorProto.FLOAT16
         nodes.append(node)
-    nodes = [_copied(node) for node in nodes]
+    nodes = [copied(node) for node in nodes]
     used = {name for node in nodes for name in node.input}
-    wanted = [_copied(c) for c in (*copy.graph.initializer, *halves.values()) if c.name in used]
+    wanted = [copied(c) for c in (*copy.graph.initializer, *halves.values()) if c.name in used]
     del copy.graph.node[:], copy.graph.initializer[:]
     copy.graph.node.extend(nodes)
     copy.graph.initializer.extend(wanted)
     return copy
-
-
-def _copied(message: Any) -> Any:
-    """A copy of `message`: emptying a list deletes the messages in it."""
-    made = type(message)()
-    made.CopyFrom(message)
-    return made

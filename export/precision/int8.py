@@ -3,7 +3,7 @@
 Each product `x @ W` with a constant W becomes QuantizeLinear(x) -> DequantizeLinear -> MatMul <- W in int8 with one
 scale per column: standard operators, which every runtime can run as one integer product. The scale of x comes from real
 texts (`export.precision.calibration`) and is a constant of the graph; a dynamic scale would depend on the whole batch,
-padding included. Outliers are moved into the weights first (`export.precision.smoothquant`). Embedding tables become int8
+padding included. Outliers are moved into the weights first (`export.precision.int8_preparation`). Embedding tables become int8
 with one scale per row, and only the rows looked up are converted to float32. Products of two activations (attention
 scores), softmax, normalisation and the classifier stay in float32. Measurements: docs/measurements/export.md.
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from export.graph.exporter import quiet, write_model
-from export.graph.nodes import Product, Wiring
+from export.graph.nodes import Wiring, copied
 from export.precision.calibration import TensorRange
 from export.settings import Scheme
 from serve.files import replacing
@@ -100,7 +100,9 @@ def quantise_static(
         if product.weight not in written:
             parts.extend(_weight(product.weight, wiring.constants[product.weight], weight_bits))
         written |= {product.activation, product.weight}
-        parts.nodes.append(_on_integers(product))
+        node: NodeProto = copied(original)
+        node.input[:] = [f"{product.activation}_dequantised", f"{product.weight}_dequantised"]
+        parts.nodes.append(node)
     write_model(_assembled(model, parts), out)
     return Quantised(
         scheme="static",
@@ -171,16 +173,6 @@ def quantise_dynamic(model: "ModelProto", out: Path) -> Quantised:
             weight_type=QuantType.QInt8,
         )
     return Quantised("dynamic", 8, len(products), (), 0, out.stat().st_size, NO_SATURATION)
-
-
-def _on_integers(product: Product) -> "NodeProto":
-    """The product's node, with the dequantised activation and weight as inputs."""
-    import onnx
-
-    node = onnx.NodeProto()
-    node.CopyFrom(product.node)
-    node.input[:] = [f"{product.activation}_dequantised", f"{product.weight}_dequantised"]
-    return node
 
 
 def _activation(name: str, found: TensorRange, *, clipped: bool) -> _Parts:

@@ -19,18 +19,14 @@ from compress.data.encoded import Encoded
 from compress.data.examples import Example
 from compress.data.sampler import subset
 from compress.evaluation.metrics import Prediction, Score
-from export.graph.exact_sums import with_exact_sums
-from export.graph.nodes import Wiring
-from export.precision.calibration import TensorRange, channel_ranges, tensor_ranges
 from export.precision.int8 import NO_SATURATION, Quantised, WeightBits, quantise_static
-from export.precision.smoothquant import smoothed
+from export.precision.int8_preparation import Prepared
 from serve.bundle.cpu import cpu_features, suits
 from serve.bundle.runtimes import Runtime
 from serve.model.session import Session
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
-    from tokenizers import Encoding
+    pass
 
 # Validation texts on which the cost of each product is measured: a divergence needs fewer texts than a metric.
 SWEEP_TEXTS = 256
@@ -205,27 +201,6 @@ def session_logits(session: Session, encoded: Encoded) -> list[np.ndarray]:
         for i, logits in zip(chosen, session.run([encoded.encodings[i] for i in chosen]), strict=True):
             out[i] = logits[encoded.rows[i]] if encoded.task.per_token else logits[None]
     return out
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A float32 graph whose outliers were moved into its weights, and the ranges of its products' inputs."""
-
-    model: "ModelProto"
-    ranges: dict[str, TensorRange]
-    products: tuple[str, ...]
-
-    @classmethod
-    def of(cls, fp32: Path, calibration: "Sequence[Encoding]", threads: int | None = None) -> "Prepared":
-        """Prepare the graph in the file `fp32` with encoded texts of the training split. BadInput when they have no tokens."""
-        import onnx
-
-        model = with_exact_sums(onnx.load(fp32))
-        channels = channel_ranges(model, [p.activation for p in Wiring(model).products()], calibration, threads)
-        easier = smoothed(model, channels)
-        products = Wiring(easier).products()
-        ranges = tensor_ranges(easier, [product.activation for product in products], calibration, threads)
-        return cls(easier, ranges, tuple(product.name for product in products))
 
 
 class Found(NamedTuple):

@@ -1,10 +1,9 @@
 """Compares the answers of two runtimes to the same texts, at other shapes than the export used."""
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
@@ -23,11 +22,6 @@ from serve.errors import BadInput
 from serve.model.session import Session, padded
 from serve.text.labels import applies
 from serve.text.tokenizer import load_tokenizer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from compress.models.sentence_model import SentenceModel
 
 # By how much two logits may differ, absolute and relative: float16 has an 11-bit mantissa, and errors add up over layers.
 # int8 has a gate on the task metric instead; its tolerance only decides what counts as a tie.
@@ -113,12 +107,26 @@ def graph_parity(
     changed except in ties. Whether the batch changes bits is reported, but does not fail: float32 sums may be ordered by
     shape. Give `texts` like those that will be served; all are used. BadInput when none has a token.
     """
+    import torch
+
     model = load_answering_model(checkpoint)
+    inputs = graph_inputs(model)
+
+    def in_torch(batch: Sequence[Encoding]) -> list[np.ndarray]:
+        """One text at a time, so that the reference has no padding."""
+        answers = []
+        with torch.no_grad():
+            for encoding in batch:
+                feeds = padded([encoding], inputs, len(encoding))
+                tensors = {name: torch.from_numpy(feed) for name, feed in feeds.items()}  # (1, tokens)
+                answers.append(model(**tensors, return_dict=True).logits[0].numpy())
+        return answers
+
     return _compare(
         "fp32",
         (atol, TOLERANCES["fp32"][1]),
         runtime,
-        lambda batch: _torch_logits(model, batch),
+        in_torch,
         Session(onnx_file, threads, runtime, max_length).run,
         shapes_of(texts, load_tokenizer(checkpoint, max_length), max_length),
         multi_label=is_multi_label(checkpoint),
@@ -163,7 +171,7 @@ def variant_parity(
 
 def shapes_of(texts: Sequence[Text], tokenizer: Tokenizer, max_length: int) -> list[Encoding]:
     """`texts` encoded, and `SHAPES` cuts and joins of them of 1 to `max_length` tokens. BadInput without a token."""
-    speaking = [text for text in texts if len(_encode(text, tokenizer))]
+    speaking = [text for text in texts if len(tokenizer.encode_batch([text])[0])]
     if not speaking:
         raise BadInput(f"the {len(texts)} texts for parity have no tokens; give texts like those that will be served")
     encodings = tokenizer.encode_batch(speaking)
@@ -171,17 +179,13 @@ def shapes_of(texts: Sequence[Text], tokenizer: Tokenizer, max_length: int) -> l
     assert len(lengths) == SHAPES
     for order, tokens in enumerate(max(1, length) for length in lengths):
         # Encodings are cut in place, so a new one is made each time.
-        parts = [_encode(speaking[order % len(speaking)], tokenizer)]
+        parts = tokenizer.encode_batch([speaking[order % len(speaking)]])
         while sum(len(part) for part in parts) < tokens:
-            parts.append(_encode(speaking[(order + len(parts)) % len(speaking)], tokenizer))
+            parts += tokenizer.encode_batch([speaking[(order + len(parts)) % len(speaking)]])
         joined = Encoding.merge(parts)
         joined.truncate(tokens)
         encodings.append(joined)
     return encodings
-
-
-def _encode(text: Text, tokenizer: Tokenizer) -> Encoding:
-    return tokenizer.encode_batch([text])[0]
 
 
 def _compare(
@@ -205,8 +209,14 @@ def _compare(
     largest, largest_at = -1.0, Worst(0, 0, 0, 0)
     beyond = changed = ties = 0
     for batch in BATCHES:
-        for members in _mixed_batches(len(encodings), batch, seed):
-            padded = max(len(encodings[index]) for index in members)
+        # The order mixes lengths, but the cuts and joins stay together at the end: 1 token is padded to the maximum, and few
+        # batches are that long.
+        order = list(range(len(encodings) - SHAPES))
+        random.Random(seed + batch).shuffle(order)
+        order += range(len(encodings) - SHAPES, len(encodings))
+        for start in range(0, len(encodings), batch):
+            members = order[start : start + batch]
+            longest = max(len(encodings[index]) for index in members)
             actual = candidate([encodings[index] for index in members])
             for row, index in enumerate(members):
                 difference, text_beyond, text_changed, text_ties = _compare_text(
@@ -216,7 +226,7 @@ def _compare(
                 differences.append(difference)
                 if difference.max() > largest:
                     largest = float(difference.max())
-                    largest_at = Worst(len(members), padded, len(encodings[index]), row)
+                    largest_at = Worst(len(members), longest, len(encodings[index]), row)
     every = np.concatenate(differences)
     sample = random.Random(seed).sample(range(len(encodings)), min(company_texts, len(encodings)))
     moved, moved_by = company_differences(candidate, [encodings[index] for index in sample], seed=seed)
@@ -283,26 +293,3 @@ def company_differences(run: Runner, encodings: Sequence[Encoding], *, seed: int
                 moved += 1
                 largest = max(largest, float(np.abs(logits - alone[index]).max()))
     return moved, largest
-
-
-def _mixed_batches(texts: int, batch: int, seed: int) -> Iterable[list[int]]:
-    """Indices of all `texts` in batches of `batch`, in an order that mixes lengths; the last batch may be smaller."""
-    # The cuts and joins stay together at the end: 1 token is padded to the maximum, and few batches are that long.
-    order = list(range(texts - SHAPES))
-    random.Random(seed + batch).shuffle(order)
-    order += range(texts - SHAPES, texts)
-    return (order[start : start + batch] for start in range(0, texts, batch))
-
-
-def _torch_logits(model: "PreTrainedModel | SentenceModel", batch: Sequence[Encoding]) -> list[np.ndarray]:
-    """The logits of each text from torch, one text at a time, so that the reference has no padding."""
-    import torch
-
-    answers = []
-    inputs = graph_inputs(model)
-    with torch.no_grad():
-        for encoding in batch:
-            feeds = padded([encoding], inputs, len(encoding))
-            tensors = {name: torch.from_numpy(feed) for name, feed in feeds.items()}  # (1, tokens)
-            answers.append(model(**tensors, return_dict=True).logits[0].numpy())
-    return answers

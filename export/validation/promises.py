@@ -157,9 +157,11 @@ def make_promise(text: str, answers: Answers, confidence: float, *, apart: bool 
     passed = _threshold(kind, answers, asked, risk)
     if passed is None:
         of = PROMISE_FILE if apart else "validation"
+        less = next((share for share in SHARES if _threshold(kind, answers, share, risk) is not None), None)
+        possible = f"no {kind} could be promised" if less is None else f"{kind}={less:g} could be promised"
         raise BadInput(
             f"--promise {text} cannot be kept with a confidence of {confidence:g} on the {len(answers.wanted):,} texts of {of}: "
-            f"{_possible(kind, answers, risk)}. Ask for less, give more of these texts, or a better model."
+            f"{possible}. Ask for less, give more of these texts, or a better model."
         )
     return Promise(kind, asked, confidence, passed, kept(kind, answers, passed), apart)
 
@@ -186,65 +188,41 @@ def _counted(kind: PromiseKind, answers: Answers, min_score: float) -> tuple[np.
 
 
 def _threshold(kind: PromiseKind, answers: Answers, asked: float, risk: float) -> float | None:
-    return _precise(answers, asked, risk) if kind == "precision" else _complete(answers, asked, risk)
-
-
-def _precise(answers: Answers, asked: float, risk: float) -> float | None:
-    """The lowest threshold at which the precision holds."""
-    lowest: float | None = None
-    for share in STARTS:
-        if not len(answers.scores):
-            break
-        start = np.quantile(answers.scores, 1 - share, method="lower")  # looks at scores alone, not at what is right
-        for threshold in THRESHOLDS[start >= THRESHOLDS][::-1].tolist():
-            if not _holds("precision", answers, threshold, asked, risk / len(STARTS)):
+    """The lowest threshold at which the precision holds, or the highest at which the recall does."""
+    found: list[float] = []
+    if kind == "recall":
+        orders, risks = [THRESHOLDS], 1
+    else:
+        shares = STARTS if len(answers.scores) else ()
+        # The starts are chosen by the scores alone, not by what is right.
+        starts = [np.quantile(answers.scores, 1 - share, method="lower") for share in shares]
+        orders, risks = [THRESHOLDS[start >= THRESHOLDS][::-1] for start in starts], len(STARTS)
+    for order in orders:
+        for threshold in order.tolist():
+            if not _holds(kind, answers, threshold, asked, risk / risks):
                 break
-            lowest = threshold if lowest is None else min(lowest, threshold)
-    return lowest
-
-
-def _complete(answers: Answers, asked: float, risk: float) -> float | None:
-    """The highest threshold at which the recall holds."""
-    highest: float | None = None
-    for threshold in THRESHOLDS.tolist():
-        if not _holds("recall", answers, threshold, asked, risk):
-            break
-        highest = threshold
-    return highest
-
-
-def _effective(kind: PromiseKind, answers: Answers, min_score: float) -> tuple[float, float]:
-    """Right answers and answers, both divided by the design effect."""
-    good, all_of = _counted(kind, answers, min_score)
-    right, count = float(good.sum()), float(all_of.sum())
-    if not count:
-        return 0.0, 0.0
-    share = right / count
-    alone = share * (1 - share) * count  # the variance of `right` if answers were independent
-    if not alone:  # then nothing tells how dependent they are, and each text counts once
-        texts = float((all_of > 0).sum())
-        return right / count * texts, texts
-    effect = max(1.0, float(((good - share * all_of) ** 2).sum()) / alone)
-    return right / effect, count / effect
+            found.append(threshold)
+    return (max(found) if kind == "recall" else min(found)) if found else None
 
 
 def _holds(kind: PromiseKind, answers: Answers, min_score: float, asked: float, risk: float) -> bool:
-    """Whether it is rejected at `risk` that less than `asked` is reached: P(X >= right) for X ~ Bin(count, asked)."""
-    right, count = _effective(kind, answers, min_score)
-    return right > 0 and float(betainc(right, count - right + 1, asked)) <= risk
+    """Whether it is rejected at `risk` that less than `asked` is reached: P(X >= right) for X ~ Bin(count, asked).
 
-
-def _possible(kind: PromiseKind, answers: Answers, risk: float) -> str:
-    """What could be promised, in words."""
-    for asked in SHARES:
-        if _threshold(kind, answers, asked, risk) is not None:
-            return f"{kind}={asked:g} could be promised"
-    return f"no {kind} could be promised"
-
-
-def can_be_promised(encoded: Encoded) -> bool:
-    """Whether each answer of the model is right or wrong with a score of its own: one class a text, or entities."""
-    return encoded.task.names_labels and not encoded.multi_label
+    Right answers and answers are both divided by the design effect.
+    """
+    good, all_of = _counted(kind, answers, min_score)
+    right, count = float(good.sum()), float(all_of.sum())
+    if not right:
+        return False
+    share = right / count
+    alone = share * (1 - share) * count  # the variance of `right` if answers were independent
+    if alone:
+        effect = max(1.0, float(((good - share * all_of) ** 2).sum()) / alone)
+        right, count = right / effect, count / effect
+    else:  # then nothing tells how dependent they are, and each text counts once
+        texts = float((all_of > 0).sum())
+        right, count = right / count * texts, texts
+    return float(betainc(right, count - right + 1, asked)) <= risk
 
 
 def in_words(promises: Mapping[Precision, Sequence[Promise]], test: Mapping[Precision, Sequence[Kept]]) -> list[str]:

@@ -7,7 +7,7 @@ ICML 2017, section 4.2).
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -84,7 +84,8 @@ def choose_confidence(
     found = fit_temperature(rows, targets)
     temperature = 1.0 if found is None else found
     threshold = None
-    if _may_abstain(encoded) and len(rows):
+    # Where each text has one answer, the model may abstain.
+    if encoded.task.has_kinds and not encoded.multi_label and len(rows):
         sure = softmax(rows / temperature).max(axis=-1)
         if len(outside):
             threshold = threshold_between(sure, softmax(_stacked(outside) / temperature).max(axis=-1))
@@ -208,16 +209,6 @@ def threshold_between(inside: np.ndarray, outside: np.ndarray) -> float:
     return float(THRESHOLDS[best[len(best) // 2]])
 
 
-def as_metrics(
-    confidence: Mapping[Precision, Confidence], test: Mapping[Precision, Reliability]
-) -> dict[str, dict[str, Any]]:
-    """Plain JSON types for the manifest: each variant's results on validation and, where known, on `test`."""
-    return {
-        variant: {"validation": asdict(found.validation)} | ({"test": asdict(test[variant])} if variant in test else {})
-        for variant, found in confidence.items()
-    }
-
-
 def validation_scores(encoded: Encoded, logits: Sequence[np.ndarray], temperature: float) -> ValidationScores | None:
     """How sure a variant is of its answers to the validation texts in `encoded`, from its `logits`, and how long these are.
 
@@ -260,11 +251,6 @@ def in_words(confidence: Mapping[Precision, Confidence], test: Mapping[Precision
             line += f" Below a probability of {chosen.abstain_below:g} it abstains: {', '.join(shares)}."
         lines.append(line)
     return lines
-
-
-def _may_abstain(encoded: Encoded) -> bool:
-    """Whether each text has one answer, so that the model may abstain."""
-    return encoded.task.has_kinds and not encoded.multi_label
 
 
 def _stacked(logits: Sequence[np.ndarray]) -> np.ndarray:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from latency.measure.result_document import Budget, Verdict
+from latency.measure.result_document import Budget
 
 
 class Point(NamedTuple):
@@ -39,8 +39,9 @@ def within_budget(points: Sequence[Point], budget_ms: float, percentile: int) ->
     """
     nearest = min(points, key=lambda point: point.latency_ms)
     meeting = [point for point in points if point.latency_ms <= budget_ms]
+    best = max(meeting, key=lambda point: (point.metric or 0.0, -point.latency_ms)) if meeting else None
     what = f"p{percentile} of {budget_ms:g} ms"
-    if not meeting:
+    if best is None:
         missed_ms = nearest.latency_ms - budget_ms
         sentence = (
             f"No candidate meets the budget, {what}: {nearest.name} comes nearest with {nearest.latency_ms:.3g} ms, "
@@ -49,25 +50,18 @@ def within_budget(points: Sequence[Point], budget_ms: float, percentile: int) ->
         perhaps = nearest.low_ms is not None and nearest.low_ms <= budget_ms
         if perhaps:
             sentence += f" That is not certain: the interval begins at {nearest.low_ms:.3g} ms."
-        return _budget(budget_ms, percentile, None, nearest, "perhaps" if perhaps else "missed", sentence)
-    best = max(meeting, key=lambda point: (point.metric or 0.0, -point.latency_ms))
-    reached = "" if best.metric is None else f" and the best metric of those that do, {best.metric:.4f}"
-    sentence = f"{best.name} meets the budget, {what}, with {best.latency_ms:.3g} ms{reached}."
-    perhaps = best.high_ms is not None and best.high_ms > budget_ms
-    if perhaps:
-        sentence += f" That is not certain: the interval reaches {best.high_ms:.3g} ms."
-    return _budget(budget_ms, percentile, best.name, nearest, "perhaps" if perhaps else "met", sentence)
-
-
-def _budget(
-    budget_ms: float, percentile: int, best: str | None, nearest: Point, verdict: Verdict, sentence: str
-) -> Budget:
+    else:
+        reached = "" if best.metric is None else f" and the best metric of those that do, {best.metric:.4f}"
+        sentence = f"{best.name} meets the budget, {what}, with {best.latency_ms:.3g} ms{reached}."
+        perhaps = best.high_ms is not None and best.high_ms > budget_ms
+        if perhaps:
+            sentence += f" That is not certain: the interval reaches {best.high_ms:.3g} ms."
     return Budget(
         budget_ms=budget_ms,
         percentile=percentile,
-        best=best,
+        best=best and best.name,
         nearest=nearest.name,
         nearest_ms=nearest.latency_ms,
-        verdict=verdict,
+        verdict="perhaps" if perhaps else "met" if best else "missed",
         sentence=sentence,
     )

@@ -17,21 +17,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from latency.measure.interleave import timing_environment
-from latency.measure.resources import free_memory_bytes, last_level_cache_bytes
+from latency.measure.machine import free_memory_bytes, last_level_cache_bytes
 from latency.measure.result_document import Peaks
 from latency.measure.worker import THREAD_VARIABLES
 from serve.bundle.runtimes import Runtime
 from serve.errors import BadInput, BundleError, InternalError
 from serve.model.session import open_graph
-
-if TYPE_CHECKING:
-    from onnx import ModelProto
 
 START_TIMEOUT_S = 120.0  # to import the runtimes and fill the arrays
 LEAST_CALLS = 3
@@ -163,7 +160,16 @@ def _weights(path: Path) -> list[Weight] | None:
         import onnx
     except ImportError:
         return None
-    return list(_in_onnx(onnx.load(path, load_external_data=False)))
+    graph = onnx.load(path, load_external_data=False).graph
+    tables = {node.input[0] for node in graph.node if node.op_type == "Gather"}
+    indices = (onnx.TensorProto.INT32, onnx.TensorProto.INT64, onnx.TensorProto.BOOL)
+    weights = []
+    for tensor in graph.initializer:
+        shape = tuple(tensor.dims)
+        size_bytes = math.prod(shape) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        table = tensor.name in tables and len(shape) == 2
+        weights.append(Weight(shape, size_bytes, tensor.data_type not in indices, table))
+    return weights
 
 
 def _in_safetensors(file: Path) -> Iterator[Weight]:
@@ -178,18 +184,6 @@ def _in_safetensors(file: Path) -> Iterator[Weight]:
             # word_embeddings, position_embeddings, token_type_embeddings, tok_embeddings
             table = name.endswith("_embeddings.weight") and len(shape) == 2
             yield Weight(shape, end - begin, tensor["dtype"] not in ("I16", "I32", "I64", "BOOL"), table)
-
-
-def _in_onnx(model: "ModelProto") -> Iterator[Weight]:
-    from onnx import TensorProto
-    from onnx.helper import tensor_dtype_to_np_dtype
-
-    tables = {node.input[0] for node in model.graph.node if node.op_type == "Gather"}
-    indices = (TensorProto.INT32, TensorProto.INT64, TensorProto.BOOL)
-    for tensor in model.graph.initializer:
-        shape = tuple(tensor.dims)
-        size_bytes = math.prod(shape) * tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-        yield Weight(shape, size_bytes, tensor.data_type not in indices, tensor.name in tables and len(shape) == 2)
 
 
 # The rest runs in a separate process. Each runtime is loaded, timed and dropped in turn, since idle threads of another spin.

@@ -30,7 +30,7 @@ class ServiceTimes:
     text_s: float
     text_token_s: float
     crowded: float | None
-    """How much longer a run takes while all cores compute, which share caches and memory; None where the report does not say."""
+    """How much longer a run takes while all cores compute, which share caches and memory; None where the report has no `--sweep`."""
     error: float
     """Median relative error of the fitted runs."""
     tokens: tuple[int, ...]
@@ -80,7 +80,8 @@ def service_times(document: ProfileDocument, name: str = "") -> ServiceTimes:
         else max(fitting, key=lambda row: row["single_stream"]["texts_per_s"])
     )
     samples = np.array(chosen["single_stream"]["samples"], dtype=np.float64)
-    runs = [(1, int(tokens), _typical(samples, tokens, 2)) for tokens in np.unique(samples[:, 0])]
+    run_ms = {tokens: np.median(samples[samples[:, 0] == tokens, 2]) for tokens in np.unique(samples[:, 0])}
+    runs = [(1, int(tokens), float(median_ms) / 1e3) for tokens, median_ms in run_ms.items()]
     runs += [
         (row["batch"], row["tokens"], row["p50_ms"] / 1e3)
         for row in document["candidates"]
@@ -97,6 +98,14 @@ def service_times(document: ProfileDocument, name: str = "") -> ServiceTimes:
     )
     others_s = (samples[:, 1] + samples[:, 3]) / 1e3
     (text_s, text_token_s), _ = _fitted([(1.0, tokens) for tokens in samples[:, 0]], list(others_s))
+    cores = document["machine"]["cores"]
+    together = [
+        row["p50_ms"]
+        for row in document.get("sweep", [])
+        if row["name"] == chosen["name"] and (row["threads"], row["processes"]) == (1, cores)
+    ]
+    # The sweep times the first row of the grid.
+    alone = [row["p50_ms"] for row in document["candidates"] if row["name"] == chosen["name"]]
     return ServiceTimes(
         chosen["name"],
         chosen["runtime"],
@@ -105,27 +114,10 @@ def service_times(document: ProfileDocument, name: str = "") -> ServiceTimes:
         square_s,
         text_s,
         text_token_s,
-        _crowded(document, chosen),
+        max(1.0, together[0] / alone[0]) if together and cores > 1 else None,
         error,
         tuple(int(tokens) for tokens in samples[:, 0]),
     )
-
-
-def _crowded(document: ProfileDocument, model: Any) -> float | None:
-    """The time of a call while a process on each core computes, over that of a process alone: of `--sweep`."""
-    cores = document["machine"]["cores"]
-    together = [
-        row["p50_ms"]
-        for row in document.get("sweep", [])
-        if row["name"] == model["name"] and (row["threads"], row["processes"]) == (1, cores)
-    ]
-    # The sweep times the first row of the grid.
-    alone = [row["p50_ms"] for row in document["candidates"] if row["name"] == model["name"]]
-    return max(1.0, together[0] / alone[0]) if together and cores > 1 else None
-
-
-def _typical(samples: np.ndarray, tokens: float, column: int) -> float:
-    return float(np.median(samples[samples[:, 0] == tokens, column])) / 1e3
 
 
 def _fitted(work: Sequence[Sequence[float]], taken_s: Sequence[float]) -> tuple[list[float], float]:

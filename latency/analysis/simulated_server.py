@@ -6,6 +6,7 @@ what is simulated is the policy that is served; only the times of reading, of a 
 """
 
 import asyncio
+import selectors
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,6 @@ from typing import NamedTuple
 import numpy as np
 
 from latency.analysis.service_times import ServiceTimes
-from latency.analysis.virtual_clock import VirtualLoop
 from latency.load.arrivals import poisson_s
 from serve.errors import Overloaded
 from serve.settings import Limits
@@ -76,10 +76,13 @@ def simulate(
     drawn = np.random.default_rng([seed, 1]).choice(np.array(lengths), queries)
     due_s = poisson_s(rate_per_s, queries, seed)
 
+    async def answered_in(loop: VirtualLoop) -> Simulated:
+        return await _Served(times, machine, loop.time).answer(due_s, drawn)
+
     def answered() -> Simulated:
         loop = VirtualLoop()
         try:
-            return loop.run_until_complete(_answered(times, machine, due_s, drawn))
+            return loop.run_until_complete(answered_in(loop))
         finally:
             loop.close()
 
@@ -89,10 +92,6 @@ def simulate(
         return answered()
     with ThreadPoolExecutor(1) as another:  # a thread has one loop, and that of a notebook runs already
         return another.submit(answered).result()
-
-
-async def _answered(times: ServiceTimes, machine: Machine, due_s: np.ndarray, lengths: np.ndarray) -> Simulated:
-    return await _Served(times, machine, asyncio.get_running_loop().time).answer(due_s, lengths)
 
 
 class _Served:
@@ -189,7 +188,10 @@ class _Served:
                 for part, seconds in self.times.parts_s(batch):
                     async with self.cores:
                         self.busy += 1
-                        taken_s = (extra_s + seconds) * self.machine.served * self._slower()
+                        # Those that compute share caches and memory, so a run takes longer than alone.
+                        others = (self.busy - 1) / (self.machine.cores - 1) if self.machine.cores > 1 else 0.0
+                        slower = 1 + min(1.0, others) * ((self.times.crowded or 1.0) - 1)
+                        taken_s = (extra_s + seconds) * self.machine.served * slower
                         extra_s = 0.0
                         self.busy_s += taken_s
                         await asyncio.sleep(taken_s)
@@ -200,7 +202,29 @@ class _Served:
 
         return lambda batch, done: asyncio.ensure_future(compute(batch, done))
 
-    def _slower(self) -> float:
-        """How much longer than alone a run takes now: those that compute share caches and memory."""
-        others = (self.busy - 1) / (self.machine.cores - 1) if self.machine.cores > 1 else 0.0
-        return 1 + min(1.0, others) * ((self.times.crowded or 1.0) - 1)
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """A loop whose clock does not wait: what is due next is due at once. Each turn of it takes `turn_s` seconds more.
+
+    RuntimeError where nothing is due and nothing can become due: such a loop would wait for ever.
+    """
+
+    def __init__(self, turn_s: float = 0.0) -> None:
+        self._clock = _Clock(turn_s)
+        super().__init__(self._clock)
+
+    def time(self) -> float:
+        """Seconds that have passed in this loop."""
+        return self._clock.now_s
+
+
+class _Clock(selectors.DefaultSelector):
+    def __init__(self, turn_s: float) -> None:
+        super().__init__()
+        self.turn_s, self.now_s = turn_s, 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise RuntimeError("nothing is due in this loop, so it would wait for ever")
+        self.now_s += timeout if timeout > 0 else self.turn_s
+        return super().select(0)

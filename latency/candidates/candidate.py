@@ -1,7 +1,8 @@
-"""A candidate: a model on disk, with its runtime, device and number of threads."""
+"""A candidate: a model on disk, with its runtime, device and number of threads; and whether this machine can run it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,11 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from serve.bundle.manifest import TaskName
-from serve.bundle.runtimes import Device
+from serve.bundle.runtimes import CUDA, INSTALL_OPENVINO, Device, gpu_lacks, has_openvino
 
 Runtime = Literal["torch", "torch-compile", "torch-cuda-graphs", "onnxruntime", "onnxruntime-tensorrt", "openvino"]
 Int64s = npt.NDArray[np.int64]
 Call = Callable[[Mapping[str, Int64s]], npt.NDArray[np.float32]]
+
+# The version is that of constraints.txt.
+INSTALL_TORCH_CUDA = "pip install --force-reinstall --index-url https://pypi.org/simple torch==2.13.0"
+INSTALL_TORCH = "in a clone of stillroom, pip install '.[build]'"
 
 
 @dataclass(frozen=True)
@@ -59,3 +64,29 @@ def size_bytes(candidate: Candidate) -> int:
         # Exporters name external data after the graph: model.onnx.data, model.onnx_data.
         return sum(file.stat().st_size for file in path.parent.iterdir() if file.name.startswith(path.name))
     return sum(file.stat().st_size for file in path.glob("*.safetensors"))
+
+
+def missing(runtime: Runtime, device: Device) -> str:
+    """What `runtime` lacks to run on `device` here, with the command that installs it; empty if it can run.
+
+    For torch on a GPU this imports torch.
+    """
+    if not runtime.startswith("torch"):
+        if runtime == "openvino" and not has_openvino():
+            return f"OpenVINO is not installed: {INSTALL_OPENVINO}"
+        return "" if device == "cpu" else gpu_lacks(provider_of(runtime))
+    if find_spec("torch") is None:
+        return f"torch is not installed: {INSTALL_TORCH}"
+    if device == "cpu":
+        return ""
+    import torch
+
+    if torch.cuda.is_available():
+        return ""
+    without_cuda = f"torch {torch.__version__} was built without CUDA: {INSTALL_TORCH_CUDA}"
+    return without_cuda if torch.version.cuda is None else "torch finds no GPU with CUDA: nvidia-smi must list one"
+
+
+def provider_of(runtime: Runtime) -> str:
+    """The name of onnxruntime's execution provider for `runtime` on a GPU."""
+    return "TensorrtExecutionProvider" if runtime == "onnxruntime-tensorrt" else CUDA

@@ -5,22 +5,21 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from compress.models.configurations import loading_config
 from compress.models.sentence_pooling import pooling_in
-from latency.candidates.availability import missing
-from latency.candidates.candidate import Call, Candidate, Int64s
+from latency.candidates.candidate import Call, Candidate, Int64s, missing
 from serve.errors import BadInput
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from compress.models.sentence_model import SentenceModel
+    from compress.models.sentence_encoder import SentenceModel
 
 WARM_UPS = 3  # runs on a side stream before a CUDA graph is captured, as torch's documentation requires
 
@@ -109,6 +108,7 @@ def _opener(candidate: Candidate) -> "Callable[..., PreTrainedModel | SentenceMo
     import transformers
 
     from compress.models.pretrained import config_in
+    from compress.models.task_heads import with_span_logits
 
     config_file = candidate.path / "config.json"
     if not config_file.is_file():
@@ -122,27 +122,18 @@ def _opener(candidate: Candidate) -> "Callable[..., PreTrainedModel | SentenceMo
     opener: Callable[..., PreTrainedModel] = transformers.AutoModel.from_pretrained
     if "ForTokenClassification" in architectures:
         opener = transformers.AutoModelForTokenClassification.from_pretrained
-    elif "ForQuestionAnswering" in architectures:
-        opener = _of_spans
+    elif "ForQuestionAnswering" in architectures:  # its one output is both logits of each token, as in a bundle
+
+        def opener(path: Path, **options: Any) -> PreTrainedModel:
+            found = transformers.AutoModelForQuestionAnswering.from_pretrained(path, **options)
+            return cast("PreTrainedModel", with_span_logits(found))
     elif "ForSequenceClassification" in architectures:
         opener = transformers.AutoModelForSequenceClassification.from_pretrained
     elif how := pooling_in(candidate.path):
-        from compress.models.sentence_model import load_sentence_model
+        from compress.models.sentence_encoder import load_sentence_model
 
         return partial(load_sentence_model, how)
     return partial(opener, config=loading_config(candidate.path), local_files_only=True, use_safetensors=True)
-
-
-def _of_spans(path: Path, **options: Any) -> "PreTrainedModel":
-    """A model of questions, whose one output is both logits of each token, as in a bundle."""
-    import transformers
-
-    from compress.models.task_heads import with_span_logits
-
-    model: PreTrainedModel = with_span_logits(
-        transformers.AutoModelForQuestionAnswering.from_pretrained(path, **options)
-    )
-    return model
 
 
 def _cannot_be_opened(candidate: Candidate, error: Exception) -> BadInput:

@@ -77,16 +77,7 @@ def drive(
     Raises BadInput when no connection can be made.
     """
     with asyncio.Runner(loop_factory=loop_on_time) as runner:
-        loop = _Loop(
-            target,
-            requests,
-            due_s,
-            limit=connections,
-            timeout_s=timeout_s,
-            bound_ms=bound_ms,
-            keep_bodies=keep_bodies,
-            tell=tell,
-        )
+        loop = _Loop(target, requests, due_s, connections, timeout_s, bound_ms, tell, keep_bodies=keep_bodies)
         core_s = time.thread_time()
         runner.run(loop.run())
         return loop.outcome(time.thread_time() - core_s)
@@ -103,12 +94,12 @@ class _Loop:
         target: Target,
         requests: Sequence[bytes],
         due_s: Floats | None,
-        *,
         limit: int,
         timeout_s: float,
         bound_ms: float | None,
-        keep_bodies: bool,
         tell: Callable[[int, int], None],
+        *,
+        keep_bodies: bool,
     ) -> None:
         self.target, self.requests, self.limit, self.timeout_s, self.tell = target, requests, limit, timeout_s, tell
         self.count = len(requests)
@@ -262,14 +253,14 @@ class _Loop:
         self._use(connection)
 
     def _open_another(self) -> None:
+        def ended(task: asyncio.Task[None]) -> None:
+            self.opening.discard(task)
+            if not task.cancelled():
+                self._open_for_the_waiting()
+
         task = self.loop.create_task(self._open())
         self.opening.add(task)
-        task.add_done_callback(self._opening_ended)
-
-    def _opening_ended(self, task: asyncio.Task[None]) -> None:
-        self.opening.discard(task)
-        if not task.cancelled():
-            self._open_for_the_waiting()
+        task.add_done_callback(ended)
 
     def _open_for_the_waiting(self) -> None:
         waiting = len(self.waiting) + (self.count - self.next if self.closed else 0)
@@ -299,39 +290,34 @@ class _Loop:
         if self.bound_s is not None and not self.cut_short:
             self.slow += self.ended_s[query] - self.due_s[query] > self.bound_s
             if became not in OK or self.slow > self.late_allowed:
-                self._cut_short()
+                # No more queries are sent. Those already sent are waited for, so that they do not load the next trial.
+                self.cut_short = True
+                self.left -= self.count - self.next + len(self.waiting)
+                self.count = self.next
+                for unsent in self.waiting:
+                    self.became[unsent] = UNSENT
+                self.waiting.clear()
         if not self.left and not self.done.done():
             self.done.set_result(None)
-
-    def _cut_short(self) -> None:
-        """Send no more queries. Those already sent are waited for, so that they do not load the next trial."""
-        self.cut_short = True
-        self.left -= self.count - self.next + len(self.waiting)
-        self.count = self.next
-        for query in self.waiting:
-            self.became[query] = UNSENT
-        self.waiting.clear()
 
     def _expire(self) -> None:
         """Give up queries that were due `timeout_s` ago."""
         now_s = self.loop.time()
         while self.oldest < self.next:
-            if self.became[self.oldest] is None:
-                if self.due_s[self.oldest] + self.timeout_s > now_s:
+            query = self.oldest
+            if self.became[query] is None:
+                if self.due_s[query] + self.timeout_s > now_s:
                     break
-                self._give_up(self.oldest)
+                if query in self.waiting:
+                    self.waiting.remove(query)
+                for connection in self.connections:
+                    if connection.query == query:
+                        connection.query = None
+                        connection.drop("given up")
+                self._settle(query, TIMEOUT)
             self.oldest += 1
         from_s = self.due_s[self.oldest] if self.oldest < self.next else now_s
         self.loop.call_at(from_s + self.timeout_s, self._expire)
-
-    def _give_up(self, query: int) -> None:
-        if query in self.waiting:
-            self.waiting.remove(query)
-        for connection in self.connections:
-            if connection.query == query:
-                connection.query = None
-                connection.drop("given up")
-        self._settle(query, TIMEOUT)
 
     def _tell(self) -> None:
         self.tell(self.count - self.left, self.count)

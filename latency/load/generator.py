@@ -184,22 +184,16 @@ def ramp(
     begin = 250 / (float(np.median(one_by_one_ms)) if len(one_by_one_ms) else timeout_s * 1000)
     found = highest_rate(try_rate, begin, MOST_DOUBLED * begin, tolerance)
     found = found or highest_rate(try_rate, begin / 16, begin, tolerance)
-    return LoadedServer(
-        bound_ms=bound_ms,
-        rate_per_s=found,
-        trials=[tried.trial(bound_ms) for tried in loads],
-        doubts=_doubts(loads, found, bound_ms),
-    )
-
-
-def _doubts(loads: Sequence[Load], found: float, bound_ms: float) -> list[str]:
-    """Doubts about the rate found: those of its own trial, and client limits in the trial of the next higher rate."""
+    # Doubts about the rate found: those of its own trial, and client limits in the trial of the next higher rate.
     own = [tried for tried in loads if tried.rate_per_s == found and tried.held(bound_ms)]
-    above = sorted((tried for tried in loads if tried.rate_per_s > found), key=lambda tried: tried.rate_per_s)
-    if not above:
-        return [*own[-1].doubts(), f"every rate that was tried held, up to {found:.4g}/s; the server may sustain more"]
-    said = [f"at {above[0].rate_per_s:.4g}/s, which did not hold: {doubt}" for doubt in above[0].client_doubts()]
-    return [doubt for tried in own[-1:] for doubt in tried.doubts()] + said
+    doubts = own[-1].doubts() if own else []
+    if above := [tried for tried in loads if tried.rate_per_s > found]:
+        lowest = min(above, key=lambda tried: tried.rate_per_s)
+        doubts += [f"at {lowest.rate_per_s:.4g}/s, which did not hold: {doubt}" for doubt in lowest.client_doubts()]
+    else:
+        doubts.append(f"every rate that was tried held, up to {found:.4g}/s; the server may sustain more")
+    trials = [tried.trial(bound_ms) for tried in loads]
+    return LoadedServer(bound_ms=bound_ms, rate_per_s=found, trials=trials, doubts=doubts)
 
 
 def _drawn(requests: int, queries: int, seed: int) -> list[int]:

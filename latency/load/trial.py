@@ -1,6 +1,5 @@
 """The result of one rate tried on a server, and of a `ramp`: figures, raw samples, doubts."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NotRequired, TypedDict
 
@@ -131,15 +130,11 @@ class Load:
             waited=self.waited,
             resent=self.resent,
             doubts=self.doubts(),
-            latencies_ms=_rounded(self.latencies_ms),
-            from_sent_ms=_rounded(self.from_sent_ms),
-            refused_ms=_rounded(self.refused_ms),
-            late_ms=_rounded(self.late_ms),
+            latencies_ms=[round(ms, 4) for ms in self.latencies_ms],
+            from_sent_ms=[round(ms, 4) for ms in self.from_sent_ms],
+            refused_ms=[round(ms, 4) for ms in self.refused_ms],
+            late_ms=[round(ms, 4) for ms in self.late_ms],
         )
         if bound_ms is not None:
             document["held"] = self.held(bound_ms)
         return document
-
-
-def _rounded(times_ms: Sequence[float]) -> list[float]:
-    return [round(ms, 4) for ms in times_ms]

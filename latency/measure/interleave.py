@@ -21,8 +21,7 @@ import numpy.typing as npt
 
 from latency.candidates.candidate import Candidate
 from latency.candidates.end_to_end import Text
-from latency.measure.machine import busy_core_seconds
-from latency.measure.resources import energy_counters, joules_between
+from latency.measure.machine import busy_core_seconds, energy_counters, joules_between
 from latency.measure.result_document import Operators
 from latency.measure.statistics import Condition, Measurement, paired_ratio
 from latency.measure.worker import Loaded, OfflineTurn, ServerTurn, StreamTurn, TimedTurn
@@ -113,8 +112,15 @@ def measure(
     first candidate is as narrow as `patience.tight` (for a single candidate: of its turns to their median), or the time is
     up. The condition "stopped" of each measurement is `tight` or `time`.
     """
+    chunk_s = min(WARMUP_CHUNK_S, patience.seconds / WARMUP_CHUNKS)
     for worker in workers.values():
-        _warm_up(worker, workload, min(WARMUP_CHUNK_S, patience.seconds / WARMUP_CHUNKS))
+        last_ms = math.inf
+        for _ in range(WARMUP_CHUNKS):
+            chunk = worker.run(workload, seconds=chunk_s, least=1, most=10_000)
+            median_ms = float(np.median(chunk["samples_ms"]))
+            if abs(median_ms - last_ms) <= SETTLED * median_ms:
+                break
+            last_ms = median_ms
 
     def take(worker: Worker, _turn: int) -> TimedTurn:
         return worker.run(workload, seconds=patience.turn_seconds, least=1, most=MOST_PER_TURN)
@@ -132,7 +138,7 @@ class Log(Generic[TurnKind]):
 
     turns: list[TurnKind] = field(default_factory=list)
     turns_ms: list[list[float]] = field(default_factory=list)
-    other_core_seconds: float = 0.0
+    other_core_seconds: float = 0.0  # of other processes; 0 if the system does not report them
     seconds: float = 0.0
     joules: float | None = 0.0  # of all processor packages; None without energy counters
 
@@ -153,7 +159,23 @@ def take_turns(
         for name in shuffler.sample(list(workers), len(workers)):
             if progress:
                 progress(min(99, int(100 * (time.monotonic() - began_s) / max(patience.seconds, 0.001))), 100, name)
-            _take(workers[name], turn, take, samples_ms, logs[name])
+            log = logs[name]
+            time.sleep(PAUSE_S)
+            energy = energy_counters()
+            turn_began_s, before_s = time.perf_counter(), busy_core_seconds()
+            taken = take(workers[name], turn)
+            after_s = busy_core_seconds()
+            spent = energy_counters()
+
+            if energy and spent and log.joules is not None:
+                log.joules += joules_between(energy, spent)
+            else:
+                log.joules = None
+            log.turns.append(taken)
+            log.turns_ms.append(samples_ms(taken))
+            log.seconds += time.perf_counter() - turn_began_s
+            if before_s is not None and after_s is not None:
+                log.other_core_seconds += after_s - before_s - taken["cpu_s"]
         if turn + 1 < patience.least_turns:
             continue
         if turn % max(1, turn // 20) == 0 and _tight(logs, patience.tight):
@@ -175,32 +197,27 @@ def _tight(logs: Mapping[str, Log[TurnKind]], tight: float) -> bool:
 def measurement_of(
     worker: "Worker", log: Log[TimedTurn] | Log[StreamTurn], stopped: str, *, batch: int, tokens: int | None
 ) -> Measurement:
-    """The turns in `log` as one measurement."""
-    return Measurement(
-        candidate=worker.candidate.name,
-        batch=batch,
-        tokens=tokens,
-        samples_ms=tuple(sample_ms for turn_ms in log.turns_ms for sample_ms in turn_ms),
-        warmup=sum(turn["warmup"] for turn in log.turns),
-        conditions=_conditions(worker, log, stopped),
-        turn_sizes=tuple(map(len, log.turns_ms)),
-    )
-
-
-def _conditions(worker: "Worker", log: Log[TimedTurn] | Log[StreamTurn], stopped: str) -> dict[str, Condition]:
-    """The conditions of a measurement, for its readers."""
-    candidate = worker.candidate
-    return {
-        "runtime": candidate.runtime,
-        "precision": candidate.precision,
-        "device": candidate.device,
-        "threads": candidate.threads,
+    """The turns in `log` as one measurement, with its conditions for its readers."""
+    conditions: dict[str, Condition] = {
+        "runtime": worker.candidate.runtime,
+        "precision": worker.candidate.precision,
+        "device": worker.candidate.device,
+        "threads": worker.candidate.threads,
         "process": "one per candidate, taking turns",
         "cores": ",".join(map(str, worker.cores)) or "all",
         "turns": len(log.turns_ms),
         "stopped": stopped,
         "other_load_cores": round(max(0.0, log.other_core_seconds / log.seconds), 2),
     }
+    return Measurement(
+        candidate=worker.candidate.name,
+        batch=batch,
+        tokens=tokens,
+        samples_ms=tuple(sample_ms for turn_ms in log.turns_ms for sample_ms in turn_ms),
+        warmup=sum(turn["warmup"] for turn in log.turns),
+        conditions=conditions,
+        turn_sizes=tuple(map(len, log.turns_ms)),
+    )
 
 
 def timing_environment() -> dict[str, str]:
@@ -366,35 +383,3 @@ class Worker:
         with suppress(BrokenPipeError):  # the worker has died; `receive` raises the error
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
-
-
-def _warm_up(worker: Worker, workload: Workload, chunk_s: float) -> None:
-    """Runs chunks of `workload` until two in a row have nearly the same median, at most `WARMUP_CHUNKS`."""
-    last_ms = math.inf
-    for _ in range(WARMUP_CHUNKS):
-        median_ms = float(np.median(worker.run(workload, seconds=chunk_s, least=1, most=10_000)["samples_ms"]))
-        if abs(median_ms - last_ms) <= SETTLED * median_ms:
-            return
-        last_ms = median_ms
-
-
-def _take(
-    worker: Worker,
-    turn: int,
-    take: Callable[[Worker, int], TurnKind],
-    samples_ms: Callable[[TurnKind], list[float]],
-    log: Log[TurnKind],
-) -> None:
-    """Adds one turn to `log`, with the core-seconds of other processes (0 if the system does not report them)."""
-    time.sleep(PAUSE_S)
-    energy = energy_counters()
-    began_s, before_s = time.perf_counter(), busy_core_seconds()
-    taken = take(worker, turn)
-    after_s = busy_core_seconds()
-    spent = energy_counters()
-    log.joules = None if log.joules is None or not energy or not spent else log.joules + joules_between(energy, spent)
-    log.turns.append(taken)
-    log.turns_ms.append(samples_ms(taken))
-    log.seconds += time.perf_counter() - began_s
-    if before_s is not None and after_s is not None:
-        log.other_core_seconds += after_s - before_s - taken["cpu_s"]

@@ -7,15 +7,12 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from latency.measure.result_document import OperatorRow, Operators
-
-if TYPE_CHECKING:
-    from onnx import NodeProto
 
 WARM_UP_CALLS = 5
 TOP = 10
@@ -150,8 +147,16 @@ def depths_in(onnx_file: Path) -> dict[str, float | None]:
         return {}
     graph = onnx.load(onnx_file).graph
     weights = {weight.name for weight in graph.initializer}
-    depths_named = [_depth_of(node, weights) for node in graph.node]
-    read_at = _least_depths_of_readers(list(graph.node), depths_named)
+    depths_named = []
+    for node in graph.node:
+        names = [node.name, *(name for name in node.input if name in weights)]
+        depths_named.append(next((depth for depth in map(depth_in_name, names) if depth is not None), None))
+    # Value -> the least depth of its readers; a reader without a depth in its names gets that of its own readers.
+    read_at: dict[str, float] = {}
+    for node, depth in zip(reversed(graph.node), reversed(depths_named), strict=True):
+        found = [read_at[name] for name in node.output if name in read_at] if depth is None else [depth]
+        for name in node.input if found else []:
+            read_at[name] = min(*found, read_at.get(name, math.inf))
     made_at: dict[str, float] = {}
     depths: dict[str, float | None] = {}
     for node, named in zip(graph.node, depths_named, strict=True):  # in the order of execution
@@ -167,19 +172,3 @@ def depths_in(onnx_file: Path) -> dict[str, float | None]:
         depths[node.name] = depth
         made_at.update(dict.fromkeys(node.output, depth))
     return depths
-
-
-def _depth_of(node: "NodeProto", weights: set[str]) -> float | None:
-    """The depth in the node's name, else in the name of one of its weights; None without one."""
-    names = [node.name, *(name for name in node.input if name in weights)]
-    return next((depth for depth in map(depth_in_name, names) if depth is not None), None)
-
-
-def _least_depths_of_readers(nodes: "list[NodeProto]", depths_named: list[float | None]) -> dict[str, float]:
-    """Value -> the least depth of its readers; a reader without a depth in its names gets that of its own readers."""
-    read_at: dict[str, float] = {}
-    for node, depth in zip(reversed(nodes), reversed(depths_named), strict=True):
-        depths = [read_at[name] for name in node.output if name in read_at] if depth is None else [depth]
-        for name in node.input if depths else []:
-            read_at[name] = min(*depths, read_at.get(name, math.inf))
-    return read_at

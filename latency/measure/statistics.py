@@ -82,7 +82,24 @@ class Measurement:
         A percentile bootstrap over turns: calls of one turn share the machine's state (clock, caches, other load), so turns
         are drawn with replacement, not calls.
         """
-        return percentile_intervals(self.turns_ms(), seed=seed)
+        turns_ms = self.turns_ms()
+        if len(turns_ms) < 2:
+            return {}
+        samples_ms = np.concatenate(list(turns_ms))
+        order = np.argsort(samples_ms)
+        turn_of = np.repeat(np.arange(len(turns_ms)), [len(turn) for turn in turns_ms])[order]
+        sorted_ms = samples_ms[order]
+        rng = np.random.default_rng(seed)
+        found = {percent: np.empty(RESAMPLES) for percent in PERCENTILES}
+        for i in range(RESAMPLES):
+            drawn = np.bincount(rng.integers(len(turns_ms), size=len(turns_ms)), minlength=len(turns_ms))
+            so_far = np.cumsum(drawn[turn_of])
+            for percent, values in found.items():
+                at = np.searchsorted(so_far, percent / 100 * so_far[-1])
+                values[i] = sorted_ms[min(int(at), len(sorted_ms) - 1)]
+        return {
+            f"p{percent}": [float(x) for x in np.percentile(values, [2.5, 97.5])] for percent, values in found.items()
+        }
 
     @property
     def texts_per_s(self) -> float:
@@ -205,22 +222,3 @@ def _outside(pairs: int) -> int:
     for rank in range(1, pairs + 1):
         ways[rank:] += ways[:-rank].copy()
     return int(np.searchsorted(np.cumsum(ways) / ways.sum(), 0.025, side="right")) - 1
-
-
-def percentile_intervals(turns_ms: Sequence[npt.NDArray[np.float64]], *, seed: int = 0) -> dict[str, list[float]]:
-    """See `Measurement.intervals_ms`."""
-    if len(turns_ms) < 2:
-        return {}
-    samples_ms = np.concatenate(list(turns_ms))
-    order = np.argsort(samples_ms)
-    turn_of = np.repeat(np.arange(len(turns_ms)), [len(turn) for turn in turns_ms])[order]
-    sorted_ms = samples_ms[order]
-    rng = np.random.default_rng(seed)
-    found = {percent: np.empty(RESAMPLES) for percent in PERCENTILES}
-    for i in range(RESAMPLES):
-        drawn = np.bincount(rng.integers(len(turns_ms), size=len(turns_ms)), minlength=len(turns_ms))
-        so_far = np.cumsum(drawn[turn_of])
-        for percent, values in found.items():
-            at = np.searchsorted(so_far, percent / 100 * so_far[-1])
-            values[i] = sorted_ms[min(int(at), len(sorted_ms) - 1)]
-    return {f"p{percent}": [float(x) for x in np.percentile(values, [2.5, 97.5])] for percent, values in found.items()}

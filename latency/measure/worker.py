@@ -29,7 +29,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from serve.errors import BadInput
 
@@ -211,15 +211,15 @@ def _stream(ready: Ready, request: Mapping[str, Any]) -> StreamTurn:
     """The chosen texts one at a time, in whole passes, since a time limit would include short texts more often."""
     end_to_end = ready.answers()
     parts: list[Parts] = []
-    calls = [partial(_answer_one, end_to_end, ready.texts[i], parts) for i in request["chosen"]]
+
+    def answer_one(text: "Text") -> None:
+        parts.append(end_to_end.one(text))
+
+    calls = [partial(answer_one, ready.texts[i]) for i in request["chosen"]]
     count = request["passes"] * len(calls)
     turn = timed_calls(calls, seconds=0.0, least=count, most=count)
     kept = parts[turn["warmup"] :]
     return StreamTurn(**turn, samples=[[each.tokens, *(round(ms, 4) for ms in each[1:])] for each in kept])
-
-
-def _answer_one(end_to_end: "EndToEnd", text: "Text", parts: "list[Parts]") -> None:
-    parts.append(end_to_end.one(text))
 
 
 def _answers(ready: Ready, request: Mapping[str, Any]) -> "list[Answer]":
@@ -251,7 +251,11 @@ def _serve(ready: Ready, request: Mapping[str, Any]) -> ServerTurn:
         start_s = time.perf_counter()
         while len(latencies_ms) < len(at_s):
             first = len(latencies_ms)
-            _wait_until(start_s + at_s[first])
+            left_s = start_s + at_s[first] - time.perf_counter()
+            if left_s > SPIN_S:
+                time.sleep(left_s - SPIN_S)
+            while time.perf_counter() < start_s + at_s[first]:
+                pass
             now_s = time.perf_counter() - start_s
             due = first + 1
             while due < min(len(at_s), first + most) and at_s[due] <= now_s:
@@ -265,19 +269,10 @@ def _serve(ready: Ready, request: Mapping[str, Any]) -> ServerTurn:
     return ServerTurn(latencies_ms=latencies_ms, cut_short=late > request["late_allowed"])
 
 
-def _wait_until(moment_s: float) -> None:
-    left_s = moment_s - time.perf_counter()
-    if left_s > SPIN_S:
-        time.sleep(left_s - SPIN_S)
-    while time.perf_counter() < moment_s:
-        pass
+def _memory(_ready: Ready, _request: Mapping[str, Any]) -> dict[str, int | None]:
+    from latency.measure.machine import resident_bytes
 
-
-def _memory() -> dict[str, int | None]:
-    from latency.measure.resources import resident_bytes
-
-    found = resident_bytes()
-    steady_bytes, peak_bytes = found or (None, None)
+    steady_bytes, peak_bytes = resident_bytes() or (None, None)
     return {"steady_bytes": steady_bytes, "peak_bytes": peak_bytes}
 
 
@@ -302,40 +297,33 @@ COMMANDS: dict[str, Callable[[Ready, Mapping[str, Any]], object]] = {
     "offline": _offline,
     "serve": _serve,
     "operators": _operators,
-    "memory": lambda _ready, _request: _memory(),
+    "memory": _memory,
 }
 
 
-def _answer_all(requests: IO[str], replies: IO[str]) -> None:
-    """Answers each line of `requests` with one line, until the end of the input."""
-    ready: Ready | None = None
-    for line in requests:
-        request = json.loads(line)
-        reply: object
-        if request["command"] == "load":
-            ready, reply = _load(request)
-        else:
-            assert ready is not None
-            reply = COMMANDS[request["command"]](ready, request)
-        replies.write(json.dumps(reply) + "\n")
-        replies.flush()
-
-
 def main() -> int:
-    """Runs the worker on this process's own stdin and stdout."""
+    """Answers each line of this process's stdin with one line on its stdout, until the end of the input."""
     # Ctrl-C reaches the whole process group; the parent handles it and ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Native libraries may print to stdout, so stdout is redirected to stderr; only `replies` is the real one.
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    ready: Ready | None = None
     try:
-        _answer_all(sys.stdin, replies)
+        for line in sys.stdin:
+            request = json.loads(line)
+            reply: object
+            if request["command"] == "load":
+                ready, reply = _load(request)
+            else:
+                assert ready is not None
+                reply = COMMANDS[request["command"]](ready, request)
+            print(json.dumps(reply), file=replies, flush=True)
     except Exception as error:  # every failure is reported to the parent, and ends this process
         traceback.print_exc()
         named = isinstance(error, BadInput)
         message = str(error) if named else f"{type(error).__name__}: {error}"
-        replies.write(json.dumps({"error": message, "named": named}) + "\n")
-        replies.flush()
+        print(json.dumps({"error": message, "named": named}), file=replies, flush=True)
         return 1
     return 0
 

@@ -58,14 +58,6 @@ class Bar(NamedTuple):
     reference: bool = False  # the others are compared with this one; it is drawn muted
 
 
-class Stack(NamedTuple):
-    """One row of `stacks`."""
-
-    label: str
-    parts: Sequence[float]
-    note: str  # the numbers as text
-
-
 class Interval(NamedTuple):
     """One row of `intervals`."""
 
@@ -89,18 +81,15 @@ def bars(rows: Sequence[Bar]) -> list[Row]:
     return drawn
 
 
-def stacks(rows: Sequence[Stack]) -> list[Row]:
-    """A bar of full width per row, cut into the shares of its parts."""
-    drawn = []
-    for row in rows:
-        whole = sum(part for part in row.parts if math.isfinite(part)) or 1.0
-        start, shapes = 0.0, []
-        for i, part in enumerate(row.parts):
-            width = 100 * part / whole if math.isfinite(part) else 0.0
-            shapes.append(_rect(f"fill c{7 - i}", start, width))
-            start += width
-        drawn.append(Row(row.label, row.note, shapes))
-    return drawn
+def stack(label: str, parts: Sequence[float], note: str) -> Row:
+    """A bar of full width, cut into the shares of its parts; `note` has the numbers as text."""
+    whole = sum(part for part in parts if math.isfinite(part)) or 1.0
+    start, shapes = 0.0, []
+    for i, part in enumerate(parts):
+        width = 100 * part / whole if math.isfinite(part) else 0.0
+        shapes.append(_rect(f"fill c{7 - i}", start, width))
+        start += width
+    return Row(label, note, shapes)
 
 
 def intervals(rows: Sequence[Interval]) -> list[Row]:

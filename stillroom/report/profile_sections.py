@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from latency.measure.result_document import ProfileDocument, SweepRow
 from serve.wording import counted
-from stillroom.report.drawings import Bar, Row, Stack, bars, stacks
+from stillroom.report.drawings import Bar, Row, bars, stack
 from stillroom.report.formats import Cell, Estimate, Model, Table, number, percent, size, table
 from stillroom.report.profile_charts import length_bins
 
@@ -47,8 +47,8 @@ def parts_of_calls(document: ProfileDocument) -> list[Row]:
     for i, row in enumerate(document.get("models", [])):
         if parts_ms := row["single_stream"]["parts_ms"] if "single_stream" in row else {}:
             parts = [parts_ms.get(part, 0.0) for part in PARTS]
-            rows.append(Stack(f"{i + 1} {row['name']}", parts, f"{' + '.join(map(number, parts))} ms"))
-    return stacks(rows)
+            rows.append(stack(f"{i + 1} {row['name']}", parts, f"{' + '.join(map(number, parts))} ms"))
+    return rows
 
 
 def operators_of(document: ProfileDocument) -> list[OperatorTimes]:

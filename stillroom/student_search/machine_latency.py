@@ -26,7 +26,7 @@ from compress.models.shapes import Shape
 from compress.runs.stages import trained_with
 from export.graph.exporter import export_graph, quiet
 from export.precision.int8 import quantise_static
-from export.precision.int8_search import Prepared
+from export.precision.int8_preparation import Prepared
 from latency.analysis.latency_model import OPERATORS, Errors, LatencyModel, Timed, fit
 from latency.candidates.candidate import Candidate
 from latency.measure.interleave import Patience, at_work, measure
@@ -232,7 +232,7 @@ def write_random_graph(folder: Path, teacher: Opened, shape: Shape, task: Task, 
 
 def random_config(teacher: Opened, shape: Shape, labels: int) -> Any:
     """The configuration of a student in the teacher's family, with a head for `labels` labels and a small vocabulary."""
-    config = student_config(teacher.config, teacher.family, shape)
+    config = student_config(teacher.config, shape)
     config.vocab_size = min(VOCABULARY, config.vocab_size)
     config.pad_token_id = min(config.pad_token_id or 0, config.vocab_size - 1)  # ModernBERT's is one of its last tokens
     config.num_labels = labels
@@ -245,10 +245,7 @@ def parameters(teacher: Opened, shape: Shape) -> int:
     from transformers import AutoModel
 
     with quiet(), torch.device("meta"):
-        return sum(
-            each.numel()
-            for each in AutoModel.from_config(student_config(teacher.config, teacher.family, shape)).parameters()
-        )
+        return sum(each.numel() for each in AutoModel.from_config(student_config(teacher.config, shape)).parameters())
 
 
 def random_rows(teacher: Opened, rows: int, tokens: int) -> Sequence[RandomRow]:

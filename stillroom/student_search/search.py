@@ -91,7 +91,7 @@ def make_teacher(inputs: TaskInputs, work: Workdir, name: str = "teacher") -> tu
     """The folder `name` of the teacher with a head for the task, fine-tuned in `work` where it has none, and its fingerprint."""
     given = inputs.settings
     decides = fingerprint(
-        "teacher", given.task, inputs.data_fingerprint, given.seed, given.threads, given.precision, given.batch, inputs.max_length,
+        "teacher", given.task, inputs.splits.fingerprint, given.seed, given.threads, given.precision, given.batch, inputs.max_length,
         list(inputs.labels), trained_with(given.device), folder_fingerprint(inputs.opened.folder), inputs.teacher_has_head,
         given.teacher_epochs, given.teacher_learning_rate, *inputs.opened.added,
     )  # fmt: skip

@@ -9,7 +9,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from compress.data.corpus import tokenised
 from compress.models.activations import Part
-from compress.models.families import FAMILIES
 from compress.runs.open_task import open_task
 from compress.runs.soft_labels import make_soft_labels
 from compress.runs.task_inputs import TaskInputs
@@ -53,7 +52,6 @@ def thirty_pieces(folder: Path) -> caches.TeacherCache:
     return caches.teacher_cache(
         folder / "cache",
         lambda: encoder("bert"),
-        FAMILIES["bert"],
         pieces,
         parts,
         pad_id=0,

@@ -11,7 +11,6 @@ from compress.data.batches import Batch
 from compress.data.corpus import CorpusText, Masking, Piece
 from compress.data.encoded import IGNORED
 from compress.methods.catalogue import METHODS, Sizes, Stage, stages_of
-from compress.models.families import FAMILIES
 from compress.models.initialise import student_of
 from compress.models.shapes import Shape
 
@@ -53,7 +52,7 @@ def models(kind: str, stage: Stage, shape: Shape = HALF) -> tuple[Any, Any]:
         for name, parameter in teacher.named_parameters():
             if parameter.ndim == 2:
                 parameter.mul_(60 if name.startswith("classifier") else 6)
-    student, _ = student_of(teacher, FAMILIES[kind], shape, seed=1, new_layers=True)
+    student, _ = student_of(teacher, shape, seed=1, new_layers=True)
     with torch.no_grad():
         for name, parameter in student.named_parameters():
             if name.startswith("classifier") and parameter.ndim == 2:

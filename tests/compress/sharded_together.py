@@ -19,7 +19,7 @@ from torch import nn
 
 from compress import distributed
 from compress.models.activations import Activations, Part, read
-from compress.models.families import FAMILIES, Family, layers_of
+from compress.models.families import FAMILIES, layers_of
 from compress.models.precision import computing, weights_in
 from compress.models.sharded_layers import shard_layers
 
@@ -35,11 +35,10 @@ WANTED = (
 )
 
 
-def bytes_held(model: nn.Module, family: Family) -> int:
+def bytes_held(model: nn.Module) -> int:
     """Bytes of the layers' weights that this process holds."""
     return sum(
-        getattr(weight, "_local_tensor", weight).untyped_storage().nbytes()
-        for weight in layers_of(model, family).parameters()
+        getattr(weight, "_local_tensor", weight).untyped_storage().nbytes() for weight in layers_of(model).parameters()
     )
 
 
@@ -53,10 +52,9 @@ def numbers(found: Activations) -> list[torch.Tensor]:
 
 def compared(kind: str, precision: str) -> dict[str, Any]:
     """The largest difference of what is read of a whole and of a cut model, and the largest share that is held after a reading."""
-    family = FAMILIES[kind]
     whole = encoder(kind, "ForMaskedLM")
     sharded = copy.deepcopy(whole)
-    shard_layers(sharded, family, CPU, precision)
+    shard_layers(sharded, CPU, precision)
     apart, shares = 0.0, []
     readings: list[dict[str, Any]] = [{"wanted": wanted} for wanted in WANTED]
     readings += [
@@ -64,12 +62,12 @@ def compared(kind: str, precision: str) -> dict[str, Any]:
         {"wanted": [], "output": True, "rows": torch.tensor([1, 3])},
     ]
     with torch.no_grad(), weights_in(whole, precision), computing(CPU, precision):
-        full = bytes_held(whole, family)
+        full = bytes_held(whole)
         for reading in readings:
-            ours, theirs = (numbers(read(model, family, inputs(), **reading)) for model in (whole, sharded))
+            ours, theirs = (numbers(read(model, inputs(), **reading)) for model in (whole, sharded))
             assert len(ours) == len(theirs) > 0, (reading, len(ours), len(theirs))
             apart = max(apart, *(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True)))
-            shares.append(bytes_held(sharded, family) / full)
+            shares.append(bytes_held(sharded) / full)
     return {"apart": apart, "held": max(shares)}
 
 

@@ -22,11 +22,10 @@ from compress import distributed
 from compress.data.corpus import CorpusText, Masking, Piece
 from compress.methods.catalogue import Sizes, stages_of
 from compress.methods.objectives import Projections
-from compress.models.families import FAMILIES
 from compress.models.initialise import student_of
 from compress.models.shapes import Shape
-from compress.training.loop import Validation
-from compress.training.stage import StageSettings, train_stage
+from compress.training.loop import StageSettings, Validation
+from compress.training.stage import train_stage
 
 # Batches of 8, and at the end of an epoch one of 1: fewer texts than processes.
 PIECES = [Piece(np.random.default_rng(i).integers(5, VOCABULARY, 4 + i % 9), np.arange(4 + i % 9)) for i in range(33)]
@@ -48,7 +47,7 @@ def trained(
     stage = stages_of(method, Sizes(4, 2, 24, 24))[0]
     masks = stage.objective.masks_tokens
     teacher = encoder("bert", "ForMaskedLM" if masks else "", seed=0).double()
-    student, _ = student_of(teacher, FAMILIES["bert"], Shape(2, 24, 4, 48), seed=1, new_layers=True)
+    student, _ = student_of(teacher, Shape(2, 24, 4, 48), seed=1, new_layers=True)
     student.double()
     with torch.no_grad():
         if not distributed.main():  # the start of the main one counts
@@ -66,11 +65,11 @@ def trained(
             4, lambda: -float(next(student.parameters()).detach().norm()) if distributed.main() else 1 / 0
         )
 
-    whole = bytes_held(teacher, FAMILIES["bert"])
+    whole = bytes_held(teacher)
 
     def look(*_: Any) -> None:
         assert held is not None
-        held.append(bytes_held(teacher, FAMILIES["bert"]) / whole)
+        held.append(bytes_held(teacher) / whole)
 
     settings = StageSettings(
         STEPS, learning_rate=3e-3, checkpoint_every_s=0, accumulate=accumulate, teacher_shard=shard

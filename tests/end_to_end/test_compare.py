@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_run import stillroom
 
-from compress.models.families import FAMILIES, layers_of
+from compress.models.families import layers_of
 from compress.models.pretrained import load_encoder, open_model
 from compress.runs.method_stages import run_method
 from compress.runs.resumable_stages import Workdir
@@ -260,7 +260,7 @@ def test_each_control_starts_from_the_layers_that_it_names(tiny_teacher: Path, t
 def queries(folder: Path) -> list[torch.Tensor]:
     """The query matrix of each layer of a checkpoint, first to last."""
     encoder = load_encoder(folder, seed=0)
-    return [layer.attention.self.query.weight.detach() for layer in layers_of(encoder, FAMILIES["bert"])]  # type: ignore[union-attr]
+    return [layer.attention.self.query.weight.detach() for layer in layers_of(encoder)]  # type: ignore[union-attr]
 
 
 def cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

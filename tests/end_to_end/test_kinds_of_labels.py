@@ -16,7 +16,8 @@ from compress.data.splits import read_splits
 from compress.methods.catalogue import LABELS
 from compress.models.pretrained import load, open_model, save_tokenizer
 from compress.tasks import TEXT_CLASSIFICATION
-from compress.training.stage import StageSettings, train_stage, validating
+from compress.training.loop import StageSettings
+from compress.training.stage import train_stage, validating
 from serve.errors import BadInput
 from serve.http.app import create_app
 from serve.model.pipeline import Pipeline

@@ -14,7 +14,7 @@ from test_run import stillroom
 import compress
 import stillroom as face
 from compress.data.labelled_files import read_examples
-from compress.data.row_faults import BadRows
+from compress.data.row_fields import BadRows
 from compress.evaluation.numbers import check_unit
 from compress.evaluation.predictions import row_logits
 from compress.models import task_heads

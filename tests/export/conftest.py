@@ -8,7 +8,7 @@ from small_checkpoints import MAX_LENGTH, WORDS, Exported, write_checkpoint
 
 from export.graph.exporter import export_graph
 from export.precision.int8 import quantise_static
-from export.precision.int8_search import Prepared
+from export.precision.int8_preparation import Prepared
 
 
 @pytest.fixture(scope="session")

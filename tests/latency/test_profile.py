@@ -79,7 +79,7 @@ def test_machine_facts_tell_what_is_hidden_from_decisions(monkeypatch: pytest.Mo
 
 
 def test_machine_facts_leave_out_what_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_read", lambda path: "")  # there is no /proc
+    monkeypatch.setattr(machine, "_text", lambda file: "")  # there is no /proc
     monkeypatch.setattr(machine.os, "sysconf_names", {})
     monkeypatch.setattr(machine, "LIBRARIES", ("numpy", "a-library-that-nobody-has"))
     facts = machine_facts()

@@ -22,10 +22,10 @@ from serve.text.inputs import TextWork, estimated_tokens
 from serve.workers.offline_pool import BATCH_TOKENS, GPU_BATCH_TOKENS, length_chunks
 from stillroom.verbs.annotate.answering import (
     Ask,
-    BadRows,
     Failure,
     Outcome,
     Place,
+    RowFaults,
     Window,
     answered,
     outcomes_of,
@@ -123,7 +123,7 @@ class Made(NamedTuple):
     rows: int
     bytes: int
     sha256: str
-    bad: BadRows
+    bad: RowFaults
 
 
 class Annotator:
@@ -178,7 +178,7 @@ class Annotator:
         try:
             with reading(part.source, self.job, part.start) as file, self._output.writing(name) as path, kept:
                 file.prepare()
-                bad = BadRows(file.name, file.unit)
+                bad = RowFaults(file.name, file.unit)
                 write = self._write_table if file.format == "parquet" else self._write_lines
                 rows = write(file, part, path, partial(self._ask, file, kept), bad)
                 self._check_unchanged(part.source)
@@ -203,7 +203,7 @@ class Annotator:
         if (now.bytes, now.mark) != (source.bytes, source.mark):
             raise _changed(source, meanwhile)
 
-    def _write_lines(self, file: InputFile, part: Part, path: Path, ask: Ask, bad: BadRows) -> int:
+    def _write_lines(self, file: InputFile, part: Part, path: Path, ask: Ask, bad: RowFaults) -> int:
         """Answers the part as JSON lines. Returns its rows, which are fewer than planned if the input was shortened."""
         count = 0
         places = map(Place, islice(file.rows(), part.rows))
@@ -215,7 +215,7 @@ class Annotator:
                 count += len(outcomes)
         return count
 
-    def _write_table(self, file: InputFile, part: Part, path: Path, ask: Ask, bad: BadRows) -> int:
+    def _write_table(self, file: InputFile, part: Part, path: Path, ask: Ask, bad: RowFaults) -> int:
         """Answers the part as a parquet file. Returns its rows, as `_write_lines`."""
         import pyarrow as pa
 
@@ -231,7 +231,7 @@ class Annotator:
         field, skips = self.job.columns.answer, self.job.bad_rows == "skip"
         return write_groups(path, groups(), field, self._model().manifest, with_errors=skips)
 
-    def _checked(self, window: Window, bad: BadRows) -> list[Outcome]:
+    def _checked(self, window: Window, bad: RowFaults) -> list[Outcome]:
         """The outcome of each row of the window. BadInput if rows are bad, and that stops the work."""
         outcomes = [outcome for outcome in window.outcomes if outcome is not None]
         for place, outcome in zip(window.places, window.outcomes, strict=True):

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from compress.data.row_fields import SHOWN_FAULTS, SHOWN_LINES, faulty_rows
 from serve.errors import BadInput, StillroomError
 from stillroom.verbs.annotate.reader import InputFile
 from stillroom.verbs.annotate.rows import NOT_JSON, InputRow
@@ -23,8 +24,6 @@ from stillroom.verbs.annotate.rows import NOT_JSON, InputRow
 # The rows of a window are sorted by length; a window of long rows has fewer.
 WINDOW_ROWS = 4096
 WINDOW_BYTES = 8 * 2**20
-# Faults in the message, and rows named for each; with --bad-rows skip the output has all of them.
-SHOWN_FAULTS, SHOWN_LINES = 20, 5
 ERROR_LINE = re.compile(rb'\{"error":\{"line":\d+,"row_sha256":"([0-9a-f]{64})",')
 ROW_CHARACTERS = 8  # what a row costs beside its text: two tokens at its ends
 
@@ -70,8 +69,11 @@ class _Alike:
 
 
 @dataclass
-class BadRows:
-    """How many rows of an input were bad, and the first of them; `name` is the input, `unit` what a row is called: row or line."""
+class RowFaults:
+    """How many rows of an input were bad, and the first of them. With --bad-rows skip the output has all of them.
+
+    `name` is the input, and `unit` what a row is called: row or line.
+    """
 
     name: str
     unit: str
@@ -90,14 +92,10 @@ class BadRows:
 
     def __str__(self) -> str:
         """A line for each fault, with the file and some of the rows."""
-        shown = []
-        for each in self.faults.values():
-            rest = f" and {each.count - len(each.lines):,} more" if each.count > len(each.lines) else ""
-            unit = self.unit + "s" * (each.count != 1)
-            shown.append(f"  {self.name}, {unit} {', '.join(map(str, each.lines))}{rest}: {each.fault}")
-        if more := self.count - sum(each.count for each in self.faults.values()):
-            shown.append(f"  ... and {more:,} more")
-        return "\n".join(shown)
+        alike = self.faults.values()
+        shown = [f"  {faulty_rows(self.name, self.unit, each.lines, each.count, each.fault)}" for each in alike]
+        more = self.count - sum(each.count for each in alike)
+        return "\n".join([*shown, *([f"  ... and {more:,} more"] if more else [])])
 
 
 class Place(NamedTuple):

@@ -25,10 +25,10 @@ from serve.workers.offline_pool import OfflinePool
 from stillroom.console import Bar, bar, say
 from stillroom.verbs.annotate.answering import (
     WINDOW_BYTES,
-    BadRows,
     Failure,
     Outcome,
     Place,
+    RowFaults,
     Window,
     answered,
     outcomes_of,
@@ -200,7 +200,7 @@ class FileRun:
     def __init__(self, job: Job, source: InputFile, output: AnswerFile, pool: OfflinePool) -> None:
         self.job, self.source, self.output, self.pool = job, source, output, pool
         self.skips = job.bad_rows == "skip"
-        self.bad = BadRows(source.name, source.unit)
+        self.bad = RowFaults(source.name, source.unit)
         self.rows_before = self.asked_again = self.rows = 0
         """Rows that were there already, those of them that had an error and were answered again, and new ones."""
         self.ours = ""

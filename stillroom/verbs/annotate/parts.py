@@ -21,7 +21,7 @@ from serve.bundle.remote_files import is_url, shown
 from serve.bundle.runtimes import Device
 from serve.errors import BadInput
 from serve.text.answers import AnswerOptions
-from stillroom.verbs.annotate.answering import BadRows
+from stillroom.verbs.annotate.answering import RowFaults
 from stillroom.verbs.annotate.inputs import InputPlace, opened, some
 from stillroom.verbs.annotate.reader import InputFile, format_of
 from stillroom.verbs.annotate.rows import Columns, Start
@@ -63,7 +63,7 @@ class Scan(NamedTuple):
     source: InputPlace
     starts: tuple[Start, ...]
     rows: int
-    bad: BadRows
+    bad: RowFaults
 
 
 class Part(NamedTuple):
@@ -111,7 +111,7 @@ def scan(source: InputPlace, job: Job) -> Scan:
             raise BadInput(
                 f"{file.name} has a column {ERROR}, which is that of errors of --bad-rows skip; rename it, or give --bad-rows stop"
             )
-        bad = BadRows(file.name, file.unit)
+        bad = RowFaults(file.name, file.unit)
         position = file.position(0)
         for row in file.rows():
             if not rows_in_part:

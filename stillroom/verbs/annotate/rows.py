@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from compress.data.fields import MOST_CHARACTERS
+from compress.data.row_fields import MOST_CHARACTERS
 from serve.errors import BadInput
 from serve.tasks.relations import UNMARKED, Part, marked_text
 from serve.text.answers import OffsetUnit

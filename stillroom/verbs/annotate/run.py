@@ -15,7 +15,7 @@ from serve.workers.supervisor import processes_for
 from stillroom.console import bar, say
 from stillroom.verbs.annotate import Annotation
 from stillroom.verbs.annotate.annotator import Made
-from stillroom.verbs.annotate.answering import BadRows
+from stillroom.verbs.annotate.answering import RowFaults
 from stillroom.verbs.annotate.checks import Checked, checked, is_bulk, lineage
 from stillroom.verbs.annotate.inputs import InputPlace, some
 from stillroom.verbs.annotate.on_ray import check_node, ray_workers
@@ -188,7 +188,7 @@ def summary(document: dict[str, Any]) -> str:
     )
 
 
-def _listed(bad: Sequence[BadRows], more: str, others: str) -> str:
+def _listed(bad: Sequence[RowFaults], more: str, others: str) -> str:
     """The bad rows of the first inputs or parts; `more` and `others` tell of the rest."""
     rest = f"\n  ... and {more} {len(bad) - SHOWN_INPUTS:,} {others}" if len(bad) > SHOWN_INPUTS else ""
     return "\n".join(map(str, bad[:SHOWN_INPUTS])) + rest

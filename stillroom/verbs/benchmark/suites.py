@@ -9,7 +9,7 @@ from typing import Any, Literal
 from compress.data.columns import USUAL
 from compress.data.conll import conll_rows
 from compress.data.file_formats import lines_in, squad_rows
-from compress.data.row_faults import Fault, UnreadableFrom
+from compress.data.row_fields import Fault, UnreadableFrom
 from compress.data.task import Task
 from compress.tasks import QUESTION_ANSWERING, TEXT_CLASSIFICATION, TEXT_REGRESSION, TOKEN_CLASSIFICATION
 from serve.errors import BadInput

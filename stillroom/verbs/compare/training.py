@@ -26,9 +26,8 @@ from compress.runs.stages import fingerprint, folder_fingerprint, texts_fingerpr
 from compress.runs.task_inputs import TaskInputs, scored_rows, unseen
 from compress.runs.task_stages import load_stage
 from compress.settings import FineTunedTeacher, TaskData, TaskSettings
-from compress.training.loop import Diverged
-from compress.training.stage import StageSettings
-from latency.measure.resources import resident_bytes
+from compress.training.loop import Diverged, StageSettings
+from latency.measure.machine import resident_bytes
 from serve.bundle.cpu import available_cores
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
@@ -80,7 +79,9 @@ def source_of(given: Comparison, inputs: TaskInputs) -> TaskInputs:
     settings = replace(inputs.settings, data=given.source_data, task=task, new_head=True, data_revision="")
     source = open_task(settings, Path(given.out) / "work", notify=show)
     train = unseen(source.splits.train, inputs.splits)
-    data_fingerprint = fingerprint(source.splits.fingerprint, inputs.data_fingerprint)  # depends on the texts left out
+    data_fingerprint = fingerprint(
+        source.splits.fingerprint, inputs.splits.fingerprint
+    )  # depends on the texts left out
     splits = replace(source.splits, train=train, fingerprint=data_fingerprint)
     # Both tasks use one tokenizer, with the markers of relations where the task has them.
     return replace(source, splits=splits, opened=inputs.opened, tokenizer=inputs.tokenizer)
@@ -112,7 +113,7 @@ def teacher_fingerprint(inputs: TaskInputs) -> str:
     """The inputs of the teacher that is fine-tuned on the task."""
     s = inputs.settings
     return fingerprint(
-        "teacher", folder_fingerprint(inputs.opened.folder), s.task, inputs.data_fingerprint, s.threads, s.precision, s.batch,
+        "teacher", folder_fingerprint(inputs.opened.folder), s.task, inputs.splits.fingerprint, s.threads, s.precision, s.batch,
         inputs.max_length, trained_with(s.device), s.teacher_epochs, s.teacher_learning_rate,
     )  # fmt: skip
 

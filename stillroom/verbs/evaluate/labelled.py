@@ -43,8 +43,8 @@ class _Model(NamedTuple):
 
 def labelled_document(model: str, folder: str, given: Evaluation) -> dict[str, Any]:
     """The document of a model that answers a task, whose bundle or checkpoint is `folder` or has that name on the Hub."""
+    from compress.data.encoded import text_warnings
     from compress.data.examples import check_kind
-    from compress.data.text_checks import text_warnings
 
     is_bundle = (Path(folder) / MANIFEST).is_file()
     opened = _open_bundle(folder, given) if is_bundle else _open_checkpoint(folder, given)

@@ -14,7 +14,7 @@ from compress.data.columns import Columns, columns_of
 from compress.data.examples import Example
 from compress.data.file_formats import SUFFIXES, looks_like_columns, rows_in, suffix_of
 from compress.data.labelled_files import check_there, read_examples
-from compress.data.row_faults import UnreadableFrom
+from compress.data.row_fields import UnreadableFrom
 from compress.data.task import Task
 from compress.input_errors import Faults
 from compress.models.initialise import differing_tokenizers

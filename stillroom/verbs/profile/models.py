@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from compress.models.configurations import check_stated, position_limit
 from compress.models.sentence_pooling import MODULES, max_tokens_in
-from latency.candidates.availability import missing
-from latency.candidates.candidate import Candidate, Reads, Runtime
+from latency.candidates.candidate import Candidate, Reads, Runtime, missing
 from serve.bundle.manifest import MANIFEST
 from serve.bundle.runtimes import Device, has_openvino
 from serve.errors import BadInput
@@ -268,7 +267,7 @@ def _exported(
     from export.graph.exporter import export_graph
     from export.precision.calibration import with_long_texts
     from export.precision.int8 import quantise_static
-    from export.precision.int8_search import Prepared
+    from export.precision.int8_preparation import Prepared
 
     graph_fingerprint = f"{folder_fingerprint(folder)}:{texts_fingerprint(calibration)}"
     place = work / GRAPHS / hashlib.sha256(graph_fingerprint.encode()).hexdigest()[:16]

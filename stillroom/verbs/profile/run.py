@@ -19,7 +19,7 @@ from latency.measure.interleave import at_work
 from latency.measure.machine import MachineFacts, machine_facts
 from latency.measure.result_document import Metric, ModelRow, ProfileDocument
 from latency.profile import Plan, Timed, grid, time_all, work_of
-from latency.scenarios.sweep import sweep
+from latency.scenarios import sweep
 from serve.bundle.cpu import available_cores
 from serve.bundle.runtimes import Device
 from serve.errors import BadInput

@@ -190,7 +190,7 @@ def lineage_of(inputs: RunInputs, folders: dict[str, Path]) -> dict[str, Any]:
             "method": student["method"],
             "student": start["student"],
             "origin": start["origin"],
-            "data": inputs.data_fingerprint,
+            "data": inputs.splits.fingerprint,
             "seed": inputs.recipe.seed,
             "versions": student["versions"],
             "teacher_fine_tuned": not inputs.teacher_has_head and not inputs.answers,

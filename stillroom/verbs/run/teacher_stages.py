@@ -42,7 +42,7 @@ class TeacherStages:
     def _teacher_stages(self) -> list[RunStage]:
         inputs, r = self.inputs, self.inputs.recipe
         common = [
-            r.task, inputs.data_fingerprint, r.seed, r.threads, r.precision, r.batch, r.accumulate, inputs.max_length,
+            r.task, inputs.splits.fingerprint, r.seed, r.threads, r.precision, r.batch, r.accumulate, inputs.max_length,
             list(inputs.labels),
         ]  # fmt: skip
         if r.out_of_scope:
@@ -85,7 +85,7 @@ class TeacherStages:
                         trained_with(r.device),
                         r.threads,
                         folder_fingerprint(inputs.answering.folder),
-                        inputs.data_fingerprint,
+                        inputs.splits.fingerprint,
                         examples_fingerprint(inputs.in_domain_texts),
                     ),
                     self._ask_teacher,

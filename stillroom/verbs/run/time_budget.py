@@ -28,7 +28,7 @@ from compress.runs.method_chain import asks_words
 from compress.runs.method_trainings import HEAD_SHARE
 from compress.runs.stages import RunStage, seconds_of
 from compress.training.stage import rows_narrowed, step_losses
-from latency.measure.resources import resident_bytes
+from latency.measure.machine import resident_bytes
 from serve.errors import BadInput
 from stillroom.inputs.preflight import RunInputs
 from stillroom.inputs.recipe import Recipe
@@ -177,7 +177,7 @@ def timed_rates(inputs: RunInputs) -> dict[str, float]:
     recipe = inputs.recipe
     torch.manual_seed(recipe.seed)
     teacher = load(inputs.opened, inputs.task, None if inputs.teacher_has_head else inputs.labels)
-    student, _ = student_of(teacher, inputs.opened.family, inputs.shape, seed=recipe.seed)
+    student, _ = student_of(teacher, inputs.shape, seed=recipe.seed)
     text = TaskText(inputs.train, recipe.batch, recipe.seed, inputs.validation.ids)
     of_student, of_teacher = (_step(LABELS, None, model, text, inputs) for model in (student, teacher))
     started = time.perf_counter()
@@ -210,7 +210,7 @@ def _seconds_to_ask(inputs: RunInputs) -> float:
 
 def _second_a_token(inputs: RunInputs) -> float:
     """Seconds of a token of the budget for plain text, over all stages that read it, assistants' included."""
-    recipe, chain, family = inputs.recipe, inputs.chain, inputs.opened.family
+    recipe, chain = inputs.recipe, inputs.chain
     links = chain.links(inputs.distill_tokens, 0.0)
     masks = any(link.masks for link in links)
     teacher = load_encoder(inputs.opened, seed=recipe.seed, vocabulary=masks)
@@ -234,7 +234,7 @@ def _second_a_token(inputs: RunInputs) -> float:
         tokens = HEAD_SHARE * inputs.distill_tokens
         found += seconds(HEAD_STAGE, teacher, teacher, tokens)
     for link in links:
-        student, _ = student_of(teacher, family, link.shape, seed=recipe.seed)
+        student, _ = student_of(teacher, link.shape, seed=recipe.seed)
         for stage, tokens in zip(link.stages, link.tokens, strict=True):
             if stage.text == "corpus":
                 found += seconds(stage, teacher, student, tokens)

@@ -123,7 +123,7 @@ def open_tasks(given: Transferring, out: Path, work: Workdir) -> Tasks:
         f"--target {target} has the labelled texts of --source {source}. A source transfers to other tasks: leave one of them out."
         for target, theirs in targets.items()
         for source, ours in sources.items()
-        if theirs.data_fingerprint == ours.data_fingerprint and theirs.settings.task == ours.settings.task
+        if theirs.splits.fingerprint == ours.splits.fingerprint and theirs.settings.task == ours.settings.task
     ]
     faults.raise_if_any()
     assert chain

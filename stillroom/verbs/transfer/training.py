@@ -20,7 +20,7 @@ from compress.runs.method_trainings import Labelled, MethodInputs
 from compress.runs.resumable_stages import STATE, Workdir
 from compress.runs.stages import fingerprint, trained_with
 from compress.runs.task_inputs import scored_rows
-from compress.training.stage import StageSettings
+from compress.training.loop import StageSettings
 from serve.errors import BadInput
 from serve.files import replacing_folder
 from stillroom.console import say
@@ -71,7 +71,7 @@ class Trainings:
         settings = target.settings
         decides = fingerprint(
             "cell", target.teacher_fingerprint, list(target.opened.added), of_start, str(self.tasks.shape), settings.task,
-            target.data_fingerprint, cell.labels, cell.seed, given.target_steps, given.target_learning_rate, settings.batch,
+            target.splits.fingerprint, cell.labels, cell.seed, given.target_steps, given.target_learning_rate, settings.batch,
             settings.threads, settings.precision, target.max_length, trained_with(settings.device),
         )  # fmt: skip
         folder = self.work.stage(cell.name, decides, partial(self._make_cell, cell=cell, start=start))
@@ -96,7 +96,7 @@ class Trainings:
             method = MethodInputs(
                 inputs.opened, inputs.tokenizer, (), {"source": labelled}, settings.batch,
                 StageSettings(0, seed, settings.precision, device=settings.device),
-                lineage={"data": inputs.data_fingerprint, "method": METHOD}, notify=inputs.notify,
+                lineage={"data": inputs.splits.fingerprint, "method": METHOD}, notify=inputs.notify,
             )  # fmt: skip
             stages = self.tasks.stages  # each has its share of the steps
             a_step = TaskText(inputs.train, settings.batch, seed).tokens_per_step

@@ -9,7 +9,7 @@ import pytest
 from compress.data.columns import Columns
 from compress.data.examples import Entity, Example
 from compress.data.labelled_files import read_examples
-from compress.data.row_faults import BadRows
+from compress.data.row_fields import BadRows
 from compress.data.splits import read_splits
 from compress.data.task import Task
 from compress.data.texts import TextFiles, read_texts

@@ -7,7 +7,7 @@ import pytest
 from compress.data.answer_rows import read_asked
 from compress.data.columns import USUAL
 from compress.data.labelled_files import read_examples
-from compress.data.row_faults import BadRows
+from compress.data.row_fields import BadRows
 from compress.data.splits import read_splits
 from compress.tasks import TOKEN_CLASSIFICATION
 from serve.errors import BadInput

@@ -8,7 +8,7 @@ import pytest
 
 from compress.data.examples import Entity, Example
 from compress.data.labelled_files import read_examples
-from compress.data.row_faults import BadRows
+from compress.data.row_fields import BadRows
 from compress.data.teacher_labels import read_teacher_labels
 from compress.tasks import TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
 

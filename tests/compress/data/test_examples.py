@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from compress.data.examples import Entity, Example, examples_fingerprint
 from compress.data.labelled_files import read_examples
-from compress.data.row_faults import BadRows
+from compress.data.row_fields import BadRows
 from compress.data.rows import example_of
 from compress.data.splits import read_splits
 from compress.data.tags import from_tags

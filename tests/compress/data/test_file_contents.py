@@ -10,9 +10,8 @@ import pytest
 
 from compress.data import file_formats
 from compress.data.examples import Entity, Example
-from compress.data.fields import MOST_CHARACTERS
 from compress.data.labelled_files import read_examples
-from compress.data.row_faults import BadRows
+from compress.data.row_fields import MOST_CHARACTERS, BadRows
 from compress.data.splits import read_splits
 from compress.data.texts import read_texts
 from compress.tasks import TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION

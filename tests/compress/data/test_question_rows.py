@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from compress.data.examples import Example, examples_fingerprint
 from compress.data.labelled_files import read_examples
-from compress.data.row_faults import BadRows
+from compress.data.row_fields import BadRows
 from compress.data.splits import read_splits
 from compress.tasks import QUESTION_ANSWERING
 from serve.text.labels import SPAN_ENDS

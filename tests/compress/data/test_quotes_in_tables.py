@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from compress.data.labelled_files import read_examples
-from compress.data.row_faults import BadRows
+from compress.data.row_fields import BadRows
 from compress.tasks import TEXT_CLASSIFICATION
 from stillroom.verbs.annotate.reader import InputFile
 

@@ -10,7 +10,7 @@ import pytest
 
 from compress.data.columns import Columns
 from compress.data.labelled_files import read_examples
-from compress.data.row_faults import BadRows
+from compress.data.row_fields import BadRows
 from compress.data.splits import read_splits
 from compress.data.texts import read_texts
 from compress.tasks import TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION

@@ -7,7 +7,7 @@ import pytest
 
 from compress.data.examples import Entity
 from compress.data.labelled_files import read_examples
-from compress.data.row_faults import BadRows
+from compress.data.row_fields import BadRows
 from compress.data.splits import read_splits
 from compress.tasks import TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
 

@@ -13,11 +13,11 @@ from repository import ROOT
 from small_task import make_tokenizer, write_rows
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from compress.data.carry_words import WordAnswer, carry_words
+from compress.data.align_labels import WordAnswer, align_labels
 from compress.data.columns import Columns
 from compress.data.encoded import Encoded
 from compress.data.examples import Entity, Example
-from compress.data.row_faults import BadRows
+from compress.data.row_fields import BadRows
 from compress.data.task import Task
 from compress.data.teacher_labels import Held, TeacherLabels, read_teacher_labels, word_logits
 from compress.tasks import TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
@@ -113,7 +113,7 @@ def test_entities_give_their_words_their_score_and_the_rest_to_outside(tokenizer
 def test_tags_are_carried_to_other_words_by_their_characters(
     places: list[tuple[int, int]], given: list[tuple[int, int, str]], expected: list[str] | None
 ) -> None:
-    carried = carry_words(places, [WordAnswer(start, end, {tag: 1.0}) for start, end, tag in given])
+    carried = align_labels(places, [WordAnswer(start, end, {tag: 1.0}) for start, end, tag in given])
     if expected is None:
         assert carried is None
         return
@@ -224,7 +224,7 @@ def test_no_entity_is_misplaced_on_its_way_to_another_tokenizer(makers: tuple[An
             (word.start, word.end) for word in words(text.text, ours.encodings[i].offsets, ours.encodings[i].word_ids)
         ]
         differing += places != [(word.start, word.end) for word in given]
-        tags = carry_words(places, given)
+        tags = align_labels(places, given)
         assert tags is not None
         names = [max(word, key=lambda tag: word[tag]) for word in tags]
         ids = [TAGS.index(prefix if prefix == "O" else f"{prefix}-{label}") for prefix, label in names]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from compress.losses.tiled_relations import TILE_LOSSES, Dots, on_cores, tiled_loss
+from compress.losses.tiled_relations import TILE_LOSSES, RelationFactors, on_cores, tiled_loss
 from compress.models.dropout_attention import dropout_attention
 
 
@@ -44,7 +44,10 @@ def on(cores: int, *parts: Tensor, loss: str) -> list[Tensor]:
         value = dropout_attention(ours[0], ours[1], ours[0], None, 0.1).square().sum()
     else:
         value = tiled_loss(
-            loss, Dots(parts[1], parts[0]), Dots(*ours), torch.ones(parts[0].shape[::2], dtype=torch.long)
+            loss,
+            RelationFactors(parts[1], parts[0]),
+            RelationFactors(*ours),
+            torch.ones(parts[0].shape[::2], dtype=torch.long),
         )
     return [value.detach(), *torch.autograd.grad(value, ours)]
 

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 from whole_relations import attention_loss, attention_square_loss, relation_loss, score_loss
 
 from compress.losses import tiled_relations as tiled
-from compress.losses.tiled_relations import Dots, tiled_loss
+from compress.losses.tiled_relations import RelationFactors, tiled_loss
 
 WHOLE = {"kl": attention_loss, "squares": attention_square_loss, "mse": score_loss}
 EVERY = pytest.mark.parametrize("loss", WHOLE)
@@ -32,8 +32,8 @@ def drawn(
     return tuple(torch.randn(shape, generator=generator, dtype=dtype).requires_grad_() for shape in shapes)
 
 
-def fixed(parts: tuple[torch.Tensor, ...]) -> Dots:
-    return Dots(*(part.detach() for part in parts))
+def fixed(parts: tuple[torch.Tensor, ...]) -> RelationFactors:
+    return RelationFactors(*(part.detach() for part in parts))
 
 
 @EVERY
@@ -53,8 +53,8 @@ def test_value_and_gradients_are_those_of_the_whole(
     rows = st.lists(st.integers(0, 1), min_size=tokens, max_size=tokens).filter(any)
     first = data.draw(rows)
     mask = torch.tensor([first, data.draw(st.one_of(st.permutations(first), rows))])  # often of one length
-    whole = WHOLE[loss](teacher.scores(), Dots(*student).scores(), mask)
-    value = tiled_loss(loss, teacher, Dots(*student), mask)
+    whole = WHOLE[loss](teacher.scores(), RelationFactors(*student).scores(), mask)
+    value = tiled_loss(loss, teacher, RelationFactors(*student), mask)
     assert value.item() == pytest.approx(whole.item(), rel=1e-12, abs=1e-14)
     expected = torch.autograd.grad(2 * whole, student)
     for found, wanted in zip(torch.autograd.grad(2 * value, student), expected, strict=True):
@@ -66,7 +66,7 @@ def test_value_and_gradients_are_those_of_the_whole(
 def test_its_gradient_is_that_of_its_values(loss: str, bias: bool) -> None:
     teacher, student = fixed(drawn(0, 5, 4, bias=bias)), drawn(1, 5, 3, bias=bias)
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 1, 0]])
-    assert torch.autograd.gradcheck(lambda *parts: tiled_loss(loss, teacher, Dots(*parts), mask), student)
+    assert torch.autograd.gradcheck(lambda *parts: tiled_loss(loss, teacher, RelationFactors(*parts), mask), student)
 
 
 @EVERY
@@ -75,8 +75,8 @@ def test_in_fewer_bits_it_is_computed_in_float32(loss: str, dtype: torch.dtype) 
     teacher, student = fixed(drawn(2, 9, 8, dtype=dtype)), drawn(3, 9, 6, dtype=dtype)
     mask = torch.ones(2, 9, dtype=torch.long)
     exactly = [tuple(part.detach().double().requires_grad_() for part in parts) for parts in (teacher[:2], student)]
-    whole = WHOLE[loss](Dots(*exactly[0]).scores(), Dots(*exactly[1]).scores(), mask)
-    ours = tiled_loss(loss, teacher, Dots(*student), mask)
+    whole = WHOLE[loss](RelationFactors(*exactly[0]).scores(), RelationFactors(*exactly[1]).scores(), mask)
+    ours = tiled_loss(loss, teacher, RelationFactors(*student), mask)
     assert ours.dtype == torch.float32
     assert ours.item() == pytest.approx(whole.item(), rel=1e-5)
     tolerance = 1e-5 if dtype is torch.float32 else 1e-2  # gradients go back as the numbers came
@@ -90,7 +90,7 @@ def test_in_fewer_bits_it_is_computed_in_float32(loss: str, dtype: torch.dtype) 
 def test_it_is_nothing_at_the_teacher(loss: str) -> None:
     teacher = drawn(4, 9, 8, dtype=torch.float32)
     student = tuple(part.detach().clone().requires_grad_() for part in teacher)
-    value = tiled_loss(loss, fixed(teacher), Dots(*student), torch.ones(2, 9, dtype=torch.long))
+    value = tiled_loss(loss, fixed(teacher), RelationFactors(*student), torch.ones(2, 9, dtype=torch.long))
     assert value.item() == 0
     assert all(not slope.any() for slope in torch.autograd.grad(value, student))
 
@@ -100,7 +100,7 @@ def test_it_is_nothing_at_the_teacher(loss: str) -> None:
 def test_padding_changes_no_bit(loss: str, loud: float) -> None:
     teacher, student = drawn(5, 7, 8, dtype=torch.float32), drawn(6, 7, 6, dtype=torch.float32)
     mask = torch.tensor([[1] * 7, [1] * 3 + [0] * 4])
-    before = tiled_loss(loss, fixed(teacher), Dots(*student), mask)
+    before = tiled_loss(loss, fixed(teacher), RelationFactors(*student), mask)
 
     def wider(part: torch.Tensor) -> torch.Tensor:
         more = torch.full((2, 3, 12, part.shape[-1]), loud)
@@ -109,7 +109,9 @@ def test_padding_changes_no_bit(loss: str, loud: float) -> None:
         return more.requires_grad_()
 
     longer = tuple(map(wider, student))
-    after = tiled_loss(loss, Dots(*map(wider, teacher)), Dots(*longer), torch.nn.functional.pad(mask, (0, 5)))
+    after = tiled_loss(
+        loss, RelationFactors(*map(wider, teacher)), RelationFactors(*longer), torch.nn.functional.pad(mask, (0, 5))
+    )
     assert after.item() == before.item()
     for found, wanted in zip(torch.autograd.grad(after, longer), torch.autograd.grad(before, student), strict=True):
         assert torch.equal(found[0, :, :7], wanted[0])
@@ -123,12 +125,12 @@ def test_padding_changes_no_bit(loss: str, loud: float) -> None:
 def test_a_relation_is_an_attention_whose_queries_are_its_keys(seed: int, tokens: int, data: st.DataObject) -> None:
     teacher, student = drawn(seed, tokens, 8)[0].detach(), drawn(seed + 1, tokens, 6)[0]
     mask = torch.tensor([data.draw(st.lists(st.integers(0, 1), min_size=tokens, max_size=tokens).filter(any))] * 2)
-    found = tiled_loss("kl", Dots(teacher), Dots(student), mask)
+    found = tiled_loss("kl", RelationFactors(teacher), RelationFactors(student), mask)
     whole = relation_loss(teacher, student, mask)
     assert found.item() == pytest.approx(whole.item(), rel=1e-12, abs=1e-14)
     slopes = [torch.autograd.grad(value, student)[0] for value in (found, whole)]
     torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-10, atol=1e-13)
-    same = tiled_loss("kl", Dots(student.detach().float()), Dots(student.float()), mask)
+    same = tiled_loss("kl", RelationFactors(student.detach().float()), RelationFactors(student.float()), mask)
     assert same.item() == 0
     assert not torch.autograd.grad(same, student)[0].any()
 
@@ -136,7 +138,7 @@ def test_a_relation_is_an_attention_whose_queries_are_its_keys(seed: int, tokens
 def test_without_gradients_none_are_made() -> None:
     student = drawn(9, 5, 4)
     with torch.no_grad(), Largest() as seen:
-        value = tiled_loss("kl", fixed(drawn(8, 5, 4)), Dots(*student), torch.ones(2, 5, dtype=torch.long))
+        value = tiled_loss("kl", fixed(drawn(8, 5, 4)), RelationFactors(*student), torch.ones(2, 5, dtype=torch.long))
     assert not value.requires_grad
     assert "zeros_like" not in seen.names
 
@@ -161,8 +163,10 @@ class Largest(TorchDispatchMode):
 def test_nothing_as_large_as_tokens_times_tokens_is_ever_held(loss: str) -> None:
     teacher, student = fixed(drawn(7, 64, 8)), drawn(8, 64, 6)
     with Largest() as seen:
-        tiled_loss(loss, teacher, Dots(*student), torch.ones(2, 64, dtype=torch.long)).backward()
+        tiled_loss(loss, teacher, RelationFactors(*student), torch.ones(2, 64, dtype=torch.long)).backward()
     assert seen.numbers == 2 * 3 * 64 * 8  # the teacher's queries
     with Largest() as seen:
-        WHOLE[loss](teacher.scores(), Dots(*student).scores(), torch.ones(2, 64, dtype=torch.long)).backward()
+        WHOLE[loss](
+            teacher.scores(), RelationFactors(*student).scores(), torch.ones(2, 64, dtype=torch.long)
+        ).backward()
     assert seen.numbers == 2 * 3 * 64 * 64

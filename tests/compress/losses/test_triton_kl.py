@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from whole_relations import attention_loss
 
-from compress.losses.tiled_relations import Dots, tiled_loss
+from compress.losses.tiled_relations import RelationFactors, tiled_loss
 from compress.losses.vectors import dot_scores
 
 pytest.importorskip("triton", reason="Triton has no wheel for this system; it comes with torch where it knows the GPU")
@@ -160,7 +160,7 @@ def test_a_divergence_on_a_gpu_is_computed_by_them(monkeypatch: pytest.MonkeyPat
     asked: list[torch.Tensor] = []
     monkeypatch.setattr(triton_kl, "divergence_loss", lambda *given: asked.append(given[-1]))
     mask = torch.ones(2, 20, dtype=torch.long, device=DEVICE)
-    tiled_loss("kl", Dots(drawn(0, 20, 8)), Dots(drawn(1, 20, 8)), mask)
+    tiled_loss("kl", RelationFactors(drawn(0, 20, 8)), RelationFactors(drawn(1, 20, 8)), mask)
     assert asked == [mask]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from whole_relations import attention_loss, attention_square_loss, relation_loss, score_loss
 
 from compress.losses.outputs import logit_loss
-from compress.losses.tiled_relations import Dots, tiled_loss
+from compress.losses.tiled_relations import RelationFactors, tiled_loss
 from compress.losses.vectors import cosine_loss, direct_loss, hidden_loss, summed_hidden_loss
 from compress.methods.objectives import OutputTerm, output_losses
 
@@ -75,16 +75,18 @@ def direct(teacher: torch.Tensor, student: torch.Tensor, mask: torch.Tensor) -> 
 
 
 def relation_in_tiles(teacher: torch.Tensor, student: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    return tiled_loss("kl", Dots(teacher), Dots(student), mask)
+    return tiled_loss("kl", RelationFactors(teacher), RelationFactors(student), mask)
 
 
 def in_tiles(loss: str) -> Callable[..., torch.Tensor]:
     """A loss of scores that takes what scores are made from, as one that takes scores."""
 
-    def made(scores: torch.Tensor) -> Dots:
+    def made(scores: torch.Tensor) -> RelationFactors:
         # Any scores are products of themselves and the identity; there alone would nan in one column spoil the others.
         tokens = scores.shape[-1]
-        return Dots(scores.nan_to_num() * tokens**0.5, torch.eye(tokens, dtype=scores.dtype).expand_as(scores))
+        return RelationFactors(
+            scores.nan_to_num() * tokens**0.5, torch.eye(tokens, dtype=scores.dtype).expand_as(scores)
+        )
 
     return lambda teacher, student, mask: tiled_loss(loss, made(teacher), made(student), mask)
 

@@ -15,7 +15,7 @@ def test_hidden_states_are_those_that_the_model_says_it_has(kind: str, head: str
     model, given = encoder(kind, head), inputs()
     with torch.no_grad():
         said = encoder_of(model)(**given, output_hidden_states=True)
-        found = read(model, FAMILIES[kind], given, [Part("hidden", layer) for layer in range(5)])
+        found = read(model, given, [Part("hidden", layer) for layer in range(5)])
     for layer in range(4):
         torch.testing.assert_close(found["hidden", layer], said.hidden_states[layer])
     torch.testing.assert_close(found["hidden", 4], said.last_hidden_state)
@@ -29,7 +29,7 @@ def test_scores_and_values_give_the_attention_that_the_model_computes(kind: str,
     wanted = [Part(of, layer) for layer in range(1, 5) for of in ("scores", "queries", "values")]
     with torch.no_grad():
         said = told(**given, output_attentions=True).attentions
-        found = read(model, FAMILIES[kind], given, wanted)
+        found = read(model, given, wanted)
     real = given["attention_mask"].bool()
     for layer in range(1, 5):
         scores = found.scores[layer].scores().masked_fill(~real[:, None, None, :], float("-inf"))
@@ -42,12 +42,12 @@ def test_scores_and_values_give_the_attention_that_the_model_computes(kind: str,
 def test_reading_stops_where_nothing_more_is_wanted(kind: str) -> None:
     model, given = encoder(kind), inputs()
     ran: list[int] = []
-    for number, layer in enumerate(layers_of(model, FAMILIES[kind]), 1):
+    for number, layer in enumerate(layers_of(model), 1):
         layer.register_forward_hook(lambda _m, _i, _o, number=number: ran.append(number))
-    read(model, FAMILIES[kind], given, [Part("values", 2), Part("hidden", 0)])
+    read(model, given, [Part("values", 2), Part("hidden", 0)])
     assert ran == [1]
     ran.clear()
-    read(model, FAMILIES[kind], given, [Part("values", 2)], output=True)
+    read(model, given, [Part("values", 2)], output=True)
     assert ran == [1, 2, 3, 4]
 
 
@@ -56,7 +56,7 @@ def test_an_answer_comes_with_what_was_read_and_leaves_the_model_as_it_was(kind:
     model, given = encoder(kind, "ForTokenClassification"), inputs()
     with torch.no_grad():
         plain = model(**given).logits
-        found = read(model, FAMILIES[kind], given, [Part("keys", 3)], output=True)
+        found = read(model, given, [Part("keys", 3)], output=True)
     assert torch.equal(found.output.logits, plain)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
@@ -66,7 +66,7 @@ def test_gradients_flow_back_from_every_part(kind: str) -> None:
     model, given = encoder(kind), inputs()
     for of in ("hidden", "queries", "keys", "values", "scores"):
         model.zero_grad()
-        found = read(model, FAMILIES[kind], given, [Part(of, 3)])
+        found = read(model, given, [Part(of, 3)])
         value = found.scores[3].scores() if of == "scores" else found[of, 3]
         value.square().sum().backward()
         assert model.get_input_embeddings().weight.grad.abs().sum() > 0
@@ -74,6 +74,6 @@ def test_gradients_flow_back_from_every_part(kind: str) -> None:
 
 def test_a_layer_that_is_not_there_is_refused_by_its_number() -> None:
     with pytest.raises(BadInput, match="Layer 5 has no scores to read"):
-        read(encoder("bert"), FAMILIES["bert"], inputs(), [Part("scores", 5)])
+        read(encoder("bert"), inputs(), [Part("scores", 5)])
     with pytest.raises(BadInput, match="Layer 0 has no queries to read"):
-        read(encoder("bert"), FAMILIES["bert"], inputs(), [Part("queries", 0)])
+        read(encoder("bert"), inputs(), [Part("queries", 0)])

@@ -59,5 +59,5 @@ def test_every_family_gives_the_attention_that_it_computes_with(kind: str, tmp_p
 def test_relations_have_the_teacher_s_heads_where_these_divide_both_widths(
     teacher: tuple[int, int], student: tuple[int, int], expected: int
 ) -> None:
-    theirs, ours = (Reader(None, FAMILIES["bert"], 1, *sizes) for sizes in (teacher, student))
+    theirs, ours = (Reader(None, 1, *sizes) for sizes in (teacher, student))
     assert relation_heads(theirs, ours) == expected

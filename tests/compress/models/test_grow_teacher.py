@@ -32,7 +32,7 @@ def test_the_first_layer_says_twice_what_it_said(kind: str) -> None:
     real = given["attention_mask"].bool()
     with torch.no_grad():
         wanted = [Part("hidden", 0), Part("hidden", 1), Part("scores", 1)]
-        before, after = (read(m, FAMILIES[kind], given, wanted) for m in (model, larger))
+        before, after = (read(m, given, wanted) for m in (model, larger))
     for layer in (0, 1):
         twice = before["hidden", layer].repeat_interleave(2, dim=-1)
         torch.testing.assert_close(after["hidden", layer][real], twice[real], rtol=1e-4, atol=1e-5)
@@ -43,7 +43,7 @@ def test_the_first_layer_says_twice_what_it_said(kind: str) -> None:
 def test_the_last_layer_says_nearly_what_it_said(kind: str) -> None:
     model, given = trained_like(kind), inputs()
     larger = grown(model, FAMILIES[kind])
-    assert len(layers_of(larger, FAMILIES[kind])) == 8
+    assert len(layers_of(larger)) == 8
     assert larger.config.hidden_size == 48
     real = given["attention_mask"].bool()
     with torch.no_grad():

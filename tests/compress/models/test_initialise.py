@@ -22,7 +22,8 @@ from compress.models.initialise import (
 )
 from compress.models.pretrained import load_encoder, open_model, open_tokenizer
 from compress.models.shapes import Shape, spread_layers
-from compress.training.stage import StageSettings, train_stage
+from compress.training.loop import StageSettings
+from compress.training.stage import train_stage
 from serve.errors import BadInput
 
 TEACHERS = sorted(FAMILIES)
@@ -36,15 +37,15 @@ def teacher_of(kind: str):
 @pytest.mark.parametrize("kind", TEACHERS)
 def test_a_student_of_the_teachers_shape_is_the_teacher(kind: str) -> None:
     teacher = teacher_of(kind)
-    student, _ = student_of(teacher, FAMILIES[kind], Shape(4, 24, 4, 48), seed=0)
+    student, _ = student_of(teacher, Shape(4, 24, 4, 48), seed=0)
     with torch.no_grad():
         torch.testing.assert_close(student(IDS).logits, teacher(IDS).logits)
 
 
 @pytest.mark.parametrize("kind", TEACHERS)
 def test_a_student_with_another_activation_has_the_teachers_weights_under_it(kind: str) -> None:
-    teacher, family = teacher_of(kind), FAMILIES[kind]
-    student, origin = student_of(teacher, family, Shape(4, 24, 4, 48, "relu"), seed=0)
+    teacher = teacher_of(kind)
+    student, origin = student_of(teacher, Shape(4, 24, 4, 48, "relu"), seed=0)
     named = {"distilbert": "activation", "modernbert": "hidden_activation"}.get(kind, "hidden_act")
     expected = encoder(kind, "ForTokenClassification", seed=1, num_labels=3, **{named: "relu"})
     assert origin["layers"] == "teacher layers 1, 2, 3, 4"
@@ -61,7 +62,7 @@ def test_dropping_units_that_do_nothing_changes_nothing(kind: str) -> None:
         for name, parameter in teacher.named_parameters():
             if name.endswith(f"{family.ffn_out}.weight"):
                 parameter[:, ::2] = 0
-    student, origin = student_of(teacher, family, Shape(4, 24, 4, 24), seed=0)
+    student, origin = student_of(teacher, Shape(4, 24, 4, 24), seed=0)
     assert "24 feed-forward units of largest norm" in origin["layers"]
     with torch.no_grad():
         torch.testing.assert_close(student(IDS).logits, teacher(IDS).logits)
@@ -72,7 +73,7 @@ def test_layers_are_taken_evenly_and_end_with_the_last() -> None:
     assert spread_layers(6, 3) == (2, 4, 6)
     assert spread_layers(6, 4)[-1] == 6
     teacher = teacher_of("bert")
-    student, _ = student_of(teacher, FAMILIES["bert"], Shape(2, 24, 4, 48), seed=0)
+    student, _ = student_of(teacher, Shape(2, 24, 4, 48), seed=0)
     for ours, theirs in zip(
         student.bert.encoder.layer, (teacher.bert.encoder.layer[1], teacher.bert.encoder.layer[3]), strict=True
     ):
@@ -81,20 +82,20 @@ def test_layers_are_taken_evenly_and_end_with_the_last() -> None:
 
 def test_chosen_layers_are_copied_and_those_that_are_not_there_refused() -> None:
     teacher = teacher_of("bert")
-    student, origin = student_of(teacher, FAMILIES["bert"], Shape(2, 24, 4, 48), seed=0, chosen=(1, 3))
+    student, origin = student_of(teacher, Shape(2, 24, 4, 48), seed=0, chosen=(1, 3))
     assert origin["layers"] == "teacher layers 1, 3"
     torch.testing.assert_close(
         student.bert.encoder.layer[1].output.dense.weight, teacher.bert.encoder.layer[2].output.dense.weight
     )
     with pytest.raises(BadInput, match=r"The layers 1, 5 were chosen; .* layers 1 to 4"):
-        student_of(teacher, FAMILIES["bert"], Shape(2, 24, 4, 48), seed=0, chosen=(1, 5))
-    _, fresh = student_of(teacher, FAMILIES["bert"], Shape(2, 24, 4, 48), seed=0, new_layers=True)
+        student_of(teacher, Shape(2, 24, 4, 48), seed=0, chosen=(1, 5))
+    _, fresh = student_of(teacher, Shape(2, 24, 4, 48), seed=0, new_layers=True)
     assert (fresh["layers"], fresh["embeddings"]) == ("new", "the teacher's")
 
 
 def test_an_encoder_without_a_head_gives_the_layers_that_are_named() -> None:
     teacher = teacher_of("bert").bert
-    student, origin = student_of(teacher, FAMILIES["bert"], Shape(2, 24, 4, 48), seed=0)
+    student, origin = student_of(teacher, Shape(2, 24, 4, 48), seed=0)
     assert origin["layers"] == "teacher layers 2, 4"
     for ours, number in zip(student.encoder.layer, (2, 4), strict=True):
         for name, value in ours.state_dict().items():
@@ -111,20 +112,18 @@ def test_a_narrower_student_has_the_best_embedding_of_its_rank() -> None:
 
 def test_a_narrower_or_deeper_student_is_new_where_shapes_forbid_and_says_so() -> None:
     teacher = teacher_of("bert")
-    narrow, origin = student_of(teacher, FAMILIES["bert"], Shape(2, 12, 4, 24), seed=0)
+    narrow, origin = student_of(teacher, Shape(2, 12, 4, 24), seed=0)
     assert origin["embeddings"].startswith("truncated SVD")
     assert (origin["layers"], origin["head"]) == ("new", "new")
     assert narrow(IDS).logits.shape == (2, 9, 3)
-    _, deeper = student_of(teacher, FAMILIES["bert"], Shape(6, 24, 4, 48), seed=0)
+    _, deeper = student_of(teacher, Shape(6, 24, 4, 48), seed=0)
     assert (deeper["embeddings"], deeper["layers"], deeper["head"]) == ("the teacher's", "new", "the teacher's")
 
 
 def test_a_seed_fixes_what_is_new_and_the_teacher_stays_as_it_was() -> None:
     teacher = teacher_of("bert")
     before = copy.deepcopy(teacher.state_dict())
-    first, second, other = (
-        student_of(teacher, FAMILIES["bert"], Shape(2, 12, 4, 24), seed=s)[0].state_dict() for s in (1, 1, 2)
-    )
+    first, second, other = (student_of(teacher, Shape(2, 12, 4, 24), seed=s)[0].state_dict() for s in (1, 1, 2))
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not torch.equal(
         first["bert.encoder.layer.0.output.dense.weight"], other["bert.encoder.layer.0.output.dense.weight"]
@@ -157,7 +156,7 @@ def test_a_student_computes_what_the_layers_of_its_start_compute(start: str) -> 
     """The teacher with its other layers taken out is what the student must be."""
     teacher = teacher_of("bert")
     chosen = starting_layers(start, 4, 2, map_name="last")
-    student, origin = student_of(teacher, FAMILIES["bert"], Shape(2, 24, 4, 48), seed=0, chosen=chosen)
+    student, origin = student_of(teacher, Shape(2, 24, 4, 48), seed=0, chosen=chosen)
     assert origin["layers"] == f"teacher layers {chosen[0]}, {chosen[1]}"
     pruned = copy.deepcopy(teacher)
     pruned.bert.encoder.layer = torch.nn.ModuleList([pruned.bert.encoder.layer[i - 1] for i in chosen])

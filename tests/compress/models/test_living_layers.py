@@ -5,10 +5,9 @@ import torch
 from encoders import encoder, inputs
 
 from benchmarks.distill.grow import twin_correlation
-from compress.models.activations import Part, read
+from compress.models.activations import Part, living_layers, nearest_living, read, relative_changes
 from compress.models.families import FAMILIES, layers_of, linear
 from compress.models.grow_teacher import grown
-from compress.models.living_layers import living_layers, nearest_living, relative_changes
 
 
 def strong(kind: str, head: str = ""):
@@ -23,32 +22,32 @@ def strong(kind: str, head: str = ""):
 
 @pytest.mark.parametrize("kind", sorted(FAMILIES))
 def test_every_layer_of_an_untouched_model_lives(kind: str) -> None:
-    assert living_layers(relative_changes(strong(kind), FAMILIES[kind], inputs())) == (1, 2, 3, 4)
+    assert living_layers(relative_changes(strong(kind), inputs())) == (1, 2, 3, 4)
 
 
 @pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
 def test_the_layers_that_growing_adds_do_not_live(kind: str) -> None:
     model = strong(kind)
-    assert living_layers(relative_changes(grown(model, FAMILIES[kind]), FAMILIES[kind], inputs())) == (1, 3, 5, 7)
-    begun = relative_changes(grown(model, FAMILIES[kind], branch=0.5), FAMILIES[kind], inputs())
+    assert living_layers(relative_changes(grown(model, FAMILIES[kind]), inputs())) == (1, 3, 5, 7)
+    begun = relative_changes(grown(model, FAMILIES[kind], branch=0.5), inputs())
     assert living_layers(begun) == (1, 2, 3, 4, 5, 6, 7, 8)
 
 
 def test_a_layer_that_only_rescales_does_not_live() -> None:
     model, bert = strong("bert"), FAMILIES["bert"]
-    second = layers_of(model, bert)[1]
+    second = layers_of(model)[1]
     with torch.no_grad():
         for path in (bert.attention_output, bert.ffn_out):
             linear(second, path).weight.zero_()
         second.output.LayerNorm.weight.fill_(3.0)  # type: ignore[union-attr, operator]
-    assert living_layers(relative_changes(model, bert, inputs())) == (1, 3, 4)
-    assert relative_changes(model, bert, inputs(), rescaled=False)[1] > 1
+    assert living_layers(relative_changes(model, inputs())) == (1, 3, 4)
+    assert relative_changes(model, inputs(), rescaled=False)[1] > 1
 
 
 def test_padding_does_not_count() -> None:
-    model, bert, given = strong("bert"), FAMILIES["bert"], inputs()
+    model, given = strong("bert"), inputs()
     longer = {name: torch.nn.functional.pad(value, (0, 7)) for name, value in given.items()}
-    assert relative_changes(model, bert, longer) == pytest.approx(relative_changes(model, bert, given), rel=1e-4)
+    assert relative_changes(model, longer) == pytest.approx(relative_changes(model, given), rel=1e-4)
 
 
 def test_the_nearest_living_layer_is_the_lower_of_two() -> None:
@@ -60,12 +59,12 @@ def test_the_nearest_living_layer_is_the_lower_of_two() -> None:
 def test_noise_parts_twins_and_leaves_the_function_near() -> None:
     model, bert, given = strong("bert"), FAMILIES["bert"], inputs()
     copies, parted = grown(model, bert), grown(model, bert, noise=0.1)
-    assert twin_correlation(copies, bert, given) == pytest.approx(dict.fromkeys(("hidden", *QKV), 1.0))
-    alike = twin_correlation(parted, bert, given)
+    assert twin_correlation(copies, given) == pytest.approx(dict.fromkeys(("hidden", *QKV), 1.0))
+    alike = twin_correlation(parted, given)
     assert all(0.9 < alike[of] < 0.999 for of in ("hidden", *QKV))
-    assert twin_correlation(model, bert, given)["hidden"] < 0.5  # neighbours that are no twins
+    assert twin_correlation(model, given)["hidden"] < 0.5  # neighbours that are no twins
     real, last = given["attention_mask"].bool(), Part("hidden", 8)
-    before, after = (read(m, bert, given, [last])[last][real] for m in (copies, parted))
+    before, after = (read(m, given, [last])[last][real] for m in (copies, parted))
     assert torch.nn.functional.cosine_similarity(before, after, dim=-1).min() > 0.9
     again, other = grown(model, bert, noise=0.1), grown(model, bert, noise=0.1, seed=1)
     ours, same, differs = (m.state_dict()["encoder.layer.0.output.dense.weight"] for m in (parted, again, other))

@@ -31,12 +31,11 @@ def inputs() -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("kind", PACKED)
 def test_a_piece_in_a_row_is_read_as_it_is_alone(kind: str, attention: str) -> None:
     model, given = encoder(kind, attention=attention).double(), inputs()
-    family = FAMILIES[kind]
-    together = read(model, family, kept_apart(model, given), PARTS)
+    together = read(model, kept_apart(model, given), PARTS)
     for row, lengths in enumerate(LENGTHS):
         for number in range(1, len(lengths) + 1):
             inside = given["attention_mask"][row] == number
-            alone = read(model, family, {"input_ids": given["input_ids"][row, inside][None]}, PARTS)
+            alone = read(model, {"input_ids": given["input_ids"][row, inside][None]}, PARTS)
             for part in PARTS[:-1]:
                 torch.testing.assert_close(together[part][row, inside], alone[part][0], rtol=1e-9, atol=1e-9)
             scores = together.scores[4].scores()[row][:, inside][:, :, inside]
@@ -46,13 +45,13 @@ def test_a_piece_in_a_row_is_read_as_it_is_alone(kind: str, attention: str) -> N
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
 def test_in_half_precision_pieces_stay_apart_too(precision: torch.dtype) -> None:
-    model, family, given = encoder("bert"), FAMILIES["bert"], inputs()
+    model, given = encoder("bert"), inputs()
     other = given | {"input_ids": given["input_ids"].clone()}
     other["input_ids"][0, :5] = 7  # the first piece of the first row
     found: list[Any] = []
     for one in (given, other):
         with torch.autocast("cpu", precision):
-            found.append(read(model, family, kept_apart(model, one), PARTS[:2]))
+            found.append(read(model, kept_apart(model, one), PARTS[:2]))
     first, second = (one["hidden", 4][0] for one in found)
     assert torch.isfinite(first).all()
     assert torch.equal(first[5:], second[5:])

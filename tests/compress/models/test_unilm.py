@@ -7,7 +7,6 @@ from encoders import VOCABULARY, encoder
 
 from compress.data.corpus import Masking
 from compress.data.text_pairs import SOURCE, TARGET, MaskedTargets, TokenPair
-from compress.models.families import FAMILIES
 from compress.models.generator import FAMILIES_THAT_GENERATE
 from compress.models.unilm import asked_words, next_logits, read_sources, sees
 
@@ -40,7 +39,7 @@ def test_the_source_sees_itself_and_the_target_what_is_before_it():
 @pytest.mark.parametrize("kind", FAMILIES_THAT_GENERATE)
 def test_tokens_from_kept_keys_are_those_of_one_pass_over_everything(kind, segments):
     """Each next token of targets of two texts of other lengths, two beams each, against the training's forward pass."""
-    model, family = encoder(kind, "ForMaskedLM", type_vocab_size=segments, initializer_range=0.3), FAMILIES[kind]
+    model = encoder(kind, "ForMaskedLM", type_vocab_size=segments, initializer_range=0.3)
     texts = pairs([(9, 5), (4, 5)])
     beams = 2
     generator = np.random.default_rng(1)
@@ -50,10 +49,10 @@ def test_tokens_from_kept_keys_are_those_of_one_pass_over_everything(kind, segme
         ids[row, : len(pair.source)] = torch.from_numpy(pair.source)
     there = torch.tensor([[True] * 9, [True] * 4 + [False] * 5])
     with torch.no_grad():
-        kept = read_sources(model, family, ids, there, beams)
+        kept = read_sources(model, ids, there, beams)
         for length in range(5):
             last = None if length == 0 else torch.from_numpy(targets[:, length - 1])
-            found = next_logits(model, family, kept, last, MASK)
+            found = next_logits(model, kept, last, MASK)
             for row in range(4):
                 source = texts[row // beams].source
                 whole = np.concatenate([source, targets[row, :length], [MASK]])
@@ -63,24 +62,24 @@ def test_tokens_from_kept_keys_are_those_of_one_pass_over_everything(kind, segme
                     "token_type_ids": torch.tensor([[0] * len(source) + [1] * (length + 1)]),
                     "position_ids": torch.arange(len(whole))[None],
                 }
-                expected = asked_words(model, family, inputs, torch.tensor([len(whole) - 1])).logits(slice(None))[0]
+                expected = asked_words(model, inputs, torch.tensor([len(whole) - 1])).logits(slice(None))[0]
                 torch.testing.assert_close(found[row], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_reordered_beams_go_on_from_the_rows_they_were_given():
-    model, family = encoder("bert", "ForMaskedLM", initializer_range=0.3), FAMILIES["bert"]
+    model = encoder("bert", "ForMaskedLM", initializer_range=0.3)
     ids = torch.from_numpy(pairs([(6, 2)])[0].source)[None]
     there = torch.ones_like(ids, dtype=torch.bool)
     with torch.no_grad():
-        kept = read_sources(model, family, ids, there, 2)
-        next_logits(model, family, kept, None, MASK)
-        next_logits(model, family, kept, torch.tensor([7, 8]), MASK)
+        kept = read_sources(model, ids, there, 2)
+        next_logits(model, kept, None, MASK)
+        next_logits(model, kept, torch.tensor([7, 8]), MASK)
         kept.reorder(torch.tensor([1, 1]))
-        both = next_logits(model, family, kept, torch.tensor([9, 9]), MASK)
-        other = read_sources(model, family, ids, there, 1)
-        next_logits(model, family, other, None, MASK)
-        next_logits(model, family, other, torch.tensor([8]), MASK)
-        alone = next_logits(model, family, other, torch.tensor([9]), MASK)
+        both = next_logits(model, kept, torch.tensor([9, 9]), MASK)
+        other = read_sources(model, ids, there, 1)
+        next_logits(model, other, None, MASK)
+        next_logits(model, other, torch.tensor([8]), MASK)
+        alone = next_logits(model, other, torch.tensor([9]), MASK)
     torch.testing.assert_close(both, alone.expand_as(both), rtol=1e-4, atol=1e-5)
 
 

@@ -23,7 +23,7 @@ from serve.errors import BadInput
 def body(tiny_teacher: Path, tmp_path: Path) -> Path:
     """Two layers, as `distill` leaves them; its weights are of no teacher layer."""
     opened = open_model(str(tiny_teacher))
-    student, _ = student_of(load_encoder(opened, seed=5), opened.family, Shape(2, 32, 4, 48), seed=5, new_layers=True)
+    student, _ = student_of(load_encoder(opened, seed=5), Shape(2, 32, 4, 48), seed=5, new_layers=True)
     folder = tmp_path / "body"
     student.save_pretrained(folder)
     save_tokenizer(opened, folder)
@@ -60,7 +60,7 @@ def test_a_checkpoint_with_another_activation_is_named_with_it(
 ) -> None:
     teacher = open_model(str(tiny_teacher))
     shape = Shape(2, 32, 4, 48, "relu")
-    student, _ = student_of(load_encoder(teacher, seed=5), teacher.family, shape, seed=5)
+    student, _ = student_of(load_encoder(teacher, seed=5), shape, seed=5)
     student.save_pretrained(tmp_path / "relu")
     save_tokenizer(teacher, tmp_path / "relu")
     for named in ({}, {"student": str(shape)}):

@@ -17,7 +17,7 @@ from compress.distributed import Share
 from compress.methods.presets import Schedule
 from compress.models.precision import check_precision
 from compress.training.checkpoint import Progress, load_checkpoint, save_checkpoint
-from compress.training.loop import Validation, train
+from compress.training.loop import StageSettings, Validation, train
 from compress.training.metrics import Prefetcher
 from compress.training.stage import rows_in_use
 from serve.errors import BadInput
@@ -78,8 +78,8 @@ def test_a_run_killed_and_resumed_ends_with_the_bits_of_one_that_was_not(tmp_pat
         whole,
         losses_of(whole, IDS, LABELS),
         Schedule(30, 1e-3),
+        StageSettings(seed=3),
         folder=tmp_path / "a",
-        seed=3,
         validation=validation(whole),
     )
     calls = 0
@@ -96,10 +96,9 @@ def test_a_run_killed_and_resumed_ends_with_the_bits_of_one_that_was_not(tmp_pat
             broken,
             dying,
             Schedule(30, 1e-3),
+            StageSettings(seed=3, checkpoint_every_s=0),
             folder=tmp_path / "b",
-            seed=3,
             validation=validation(broken),
-            checkpoint_every_s=0,
         )
     resumed = classifier(99)  # what a new process starts from must not matter
     torch.manual_seed(12345)
@@ -107,8 +106,8 @@ def test_a_run_killed_and_resumed_ends_with_the_bits_of_one_that_was_not(tmp_pat
         resumed,
         losses_of(resumed, IDS, LABELS),
         Schedule(30, 1e-3),
+        StageSettings(seed=3),
         folder=tmp_path / "b",
-        seed=3,
         validation=validation(resumed),
     )
     assert progress == unbroken
@@ -130,8 +129,8 @@ def test_training_learns_and_ends_with_its_best_weights(tmp_path: Path) -> None:
         model,
         losses_of(model, IDS, LABELS),
         Schedule(120, 3e-3),
+        StageSettings(seed=0),
         folder=tmp_path,
-        seed=0,
         validation=Validation(20, accuracy),
     )
     assert progress.best_value == max(seen) > 0.9
@@ -147,7 +146,7 @@ def test_the_terms_of_a_loss_are_logged_apart_and_half_a_line_is_forgotten(tmp_p
         loss = model(input_ids=IDS, labels=LABELS).loss
         return {"first": 0.25 * loss, "second": 0.75 * loss}
 
-    progress = train(model, loss_at, Schedule(4, 1e-3), folder=tmp_path, seed=0, batches=told)
+    progress = train(model, loss_at, Schedule(4, 1e-3), StageSettings(seed=0), folder=tmp_path, batches=told)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["loss"]) for line in lines] == progress.loss
     for line in lines:
@@ -166,8 +165,8 @@ def test_it_stops_when_validation_has_stopped_improving(tmp_path: Path) -> None:
         model,
         losses_of(model, IDS, LABELS),
         Schedule(50, 1e-3),
+        StageSettings(seed=0),
         folder=tmp_path,
-        seed=0,
         validation=Validation(5, lambda: next(values), patience=2),
     )
     assert (progress.step, progress.best_step, progress.stopped) == (20, 10, True)
@@ -180,8 +179,8 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_names_its_terms(tmp_path:
             model,
             lambda *_: {"labels": model(IDS).logits.sum() * float("nan")},
             Schedule(5, 1e-3),
+            StageSettings(seed=0),
             folder=tmp_path,
-            seed=0,
         )
 
 
@@ -206,12 +205,14 @@ def test_the_rate_warms_up_then_falls_to_nothing() -> None:
 
 def test_training_only_the_rows_in_use_ends_where_training_all_of_them_does(tmp_path: Path) -> None:
     whole, narrow = classifier(4), classifier(4)
-    train(whole, losses_of(whole, IDS, LABELS), Schedule(12, 1e-3), folder=tmp_path / "a", seed=0)
+    train(whole, losses_of(whole, IDS, LABELS), Schedule(12, 1e-3), StageSettings(seed=0), folder=tmp_path / "a")
     used = [np.array([9]), *IDS.numpy()]
     with rows_in_use(narrow, used, pad_id=0) as remap:
         assert narrow.get_input_embeddings().num_embeddings < 50
         small = torch.from_numpy(remap)[IDS]
-        train(narrow, losses_of(narrow, small, LABELS), Schedule(12, 1e-3), folder=tmp_path / "b", seed=0)
+        train(
+            narrow, losses_of(narrow, small, LABELS), Schedule(12, 1e-3), StageSettings(seed=0), folder=tmp_path / "b"
+        )
     for name, value in whole.state_dict().items():
         torch.testing.assert_close(narrow.state_dict()[name], value, rtol=1e-5, atol=1e-6)
     unused = sorted(set(range(1, 50)) - set(IDS.flatten().tolist()))
@@ -222,7 +223,9 @@ def test_training_only_the_rows_in_use_ends_where_training_all_of_them_does(tmp_
 def test_a_disk_that_fills_leaves_the_checkpoint_before_it_and_training_goes_on_from_there(tmp_path: Path) -> None:
     resource = pytest.importorskip("resource")
     whole, cramped, resumed = classifier(1), classifier(1), classifier(99)
-    unbroken = train(whole, losses_of(whole, IDS, LABELS), Schedule(20, 1e-3), folder=tmp_path / "a", seed=3)
+    unbroken = train(
+        whole, losses_of(whole, IDS, LABELS), Schedule(20, 1e-3), StageSettings(seed=3), folder=tmp_path / "a"
+    )
     folder = tmp_path / "b"
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     kept: list[bytes] = []
@@ -240,16 +243,15 @@ def test_a_disk_that_fills_leaves_the_checkpoint_before_it_and_training_goes_on_
                 cramped,
                 losses_of(cramped, IDS, LABELS),
                 Schedule(20, 1e-3),
+                StageSettings(seed=3, checkpoint_every_s=0),
                 folder=folder,
-                seed=3,
-                checkpoint_every_s=0,
                 report=filling,
             )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert sorted(file.name for file in folder.iterdir()) == ["checkpoint.safetensors", "metrics.jsonl"]
     assert (folder / "checkpoint.safetensors").read_bytes() == kept[0]
-    progress = train(resumed, losses_of(resumed, IDS, LABELS), Schedule(20, 1e-3), folder=folder, seed=3)
+    progress = train(resumed, losses_of(resumed, IDS, LABELS), Schedule(20, 1e-3), StageSettings(seed=3), folder=folder)
     assert progress == unbroken
     assert all(
         torch.equal(a, b) for a, b in zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True)
@@ -300,7 +302,13 @@ def test_a_tracker_that_cannot_be_told_is_refused_before_training(
         pytest.skip("a tracker that should be missing is installed")
     model = classifier(2)
     with pytest.raises(BadInput, match=message):
-        train(model, losses_of(model, IDS, LABELS), Schedule(4, 1e-3), folder=tmp_path, seed=0, trackers=names)
+        train(
+            model,
+            losses_of(model, IDS, LABELS),
+            Schedule(4, 1e-3),
+            StageSettings(seed=0, trackers=names),
+            folder=tmp_path,
+        )
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
@@ -309,7 +317,14 @@ def test_tensorboard_is_told_what_the_metrics_say(tmp_path: Path) -> None:
 
     model = classifier(2)
     losses = losses_of(model, IDS, LABELS)
-    train(model, losses, Schedule(4, 1e-3), folder=tmp_path, seed=0, trackers=["tensorboard"], batches=batches(4))
+    train(
+        model,
+        losses,
+        Schedule(4, 1e-3),
+        StageSettings(seed=0, trackers=["tensorboard"]),
+        folder=tmp_path,
+        batches=batches(4),
+    )
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     events = EventAccumulator(str(tmp_path / "tensorboard" / "stillroom")).Reload()
     for tag, expected in (

@@ -22,8 +22,8 @@ from compress.methods.objectives import Projections, check_objective, layer_loss
 from compress.models.activations import read
 from compress.models.families import FAMILIES, layers_of
 from compress.models.shapes import Shape
-from compress.training.loop import CHECKPOINT
-from compress.training.stage import StageSettings, step_losses, train_stage
+from compress.training.loop import CHECKPOINT, StageSettings
+from compress.training.stage import step_losses, train_stage
 from serve.errors import BadInput
 
 
@@ -142,8 +142,8 @@ def test_losses_are_computed_in_full_precision_though_the_models_are_not(method:
     maps = Projections(stage.objective, teacher.config, student.config)
     batch = text_of(stage).at(0)
     with torch.autocast("cpu", torch.bfloat16):
-        theirs = read(teacher, FAMILIES["bert"], batch.inputs, stage.objective.teacher_parts())
-        ours = read(student.eval(), FAMILIES["bert"], batch.inputs, stage.objective.student_parts())
+        theirs = read(teacher, batch.inputs, stage.objective.teacher_parts())
+        ours = read(student.eval(), batch.inputs, stage.objective.student_parts())
         inside = layer_losses(stage.objective.layers, theirs, ours, batch.inputs["attention_mask"], 4, maps)
     outside = layer_losses(stage.objective.layers, theirs, ours, batch.inputs["attention_mask"], 4, maps)
     assert all(torch.equal(inside[name], outside[name]) for name in outside)
@@ -186,7 +186,7 @@ def test_above_the_last_values_nothing_is_computed_or_moved(tmp_path: Path) -> N
     teacher, student = models("bert", stage)
     kept = copy.deepcopy(student.encoder.layer[-1].output.state_dict())
     ran: list[int] = []
-    for number, layer in enumerate(layers_of(teacher, FAMILIES["bert"]), 1):
+    for number, layer in enumerate(layers_of(teacher), 1):
         layer.register_forward_hook(lambda _m, _i, _o, number=number: ran.append(number))
     train_stage(stage, teacher, student, CorpusText(PIECES, 0, 8, 0), StageSettings(2), folder=tmp_path)
     assert set(ran) == {1, 2}  # it learns from layer 3, whose queries, keys and values need the output of layer 2

@@ -22,8 +22,8 @@ from compress.methods.objectives import Projections
 from compress.methods.presets import Schedule
 from compress.models.precision import computing, own_precision, weights_in
 from compress.training import loop
-from compress.training.loop import Diverged, Validation, train
-from compress.training.stage import StageSettings, step_losses, train_stage
+from compress.training.loop import Diverged, StageSettings, Validation, train
+from compress.training.stage import step_losses, train_stage
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")]
 CONFIG = {
@@ -127,7 +127,7 @@ def test_a_loss_that_is_not_finite_ends_the_training_by_the_number_of_its_step(t
         return {"loss": loss * float("nan") if step == 4 else loss}
 
     with pytest.raises(Diverged, match="at step 5 "):
-        train(student, loss_at, Schedule(9, 1e-3), folder=tmp_path, seed=0)
+        train(student, loss_at, Schedule(9, 1e-3), StageSettings(seed=0), folder=tmp_path)
 
 
 @pytest.mark.parametrize("row_tokens", [0, 16], ids=["padded texts", "packed rows"])

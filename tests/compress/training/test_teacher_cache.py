@@ -23,7 +23,8 @@ from compress.models.families import FAMILIES
 from compress.models.initialise import student_of
 from compress.models.shapes import Shape
 from compress.training import teacher_cache as module
-from compress.training.stage import StageSettings, step_losses, train_stage
+from compress.training.loop import StageSettings
+from compress.training.stage import step_losses, train_stage
 from compress.training.teacher_cache import CachedTeacherText, Layout, TeacherCache, teacher_cache
 from serve.errors import BadInput
 
@@ -52,7 +53,7 @@ def cached(
 ) -> TeacherCache:
     teacher = encoder(kind)
     given = {"pad_id": 0, "precision": "fp32", "identity": {"teacher": "a", "text": pieces.fingerprint}} | changes
-    return teacher_cache(folder, lambda: teacher, FAMILIES[kind], pieces, parts, **given)
+    return teacher_cache(folder, lambda: teacher, pieces, parts, **given)
 
 
 @settings(max_examples=40, deadline=None)
@@ -79,7 +80,7 @@ def test_what_is_kept_is_what_the_teacher_computes(kind: str, pieces: CorpusFile
     for step in range(5):
         batch = CachedTeacherText(text, cache).at(step)
         assert batch.teacher_activations is not None
-        inside = read(encoder(kind), FAMILIES[kind], batch.inputs, PARTS)
+        inside = read(encoder(kind), batch.inputs, PARTS)
         real = batch.inputs["attention_mask"].bool()
         for part in PARTS:
             kept = batch.teacher_activations[tuple(part)]
@@ -98,7 +99,7 @@ def test_losses_are_about_those_of_the_teacher_itself(
     assert objective.can_be_kept
     cache = cached(tmp_path / "cache", pieces, kind, sorted(sources_of(objective.teacher_parts())))
     teacher = encoder(kind)
-    student, _ = student_of(teacher, FAMILIES[kind], HALF, seed=1, new_layers=True)
+    student, _ = student_of(teacher, HALF, seed=1, new_layers=True)
     text = CorpusText(pieces, 0, 6, 0, row_tokens=row_tokens)
     torch.manual_seed(0)
     maps = Projections(objective, teacher.config, student.config)
@@ -132,7 +133,7 @@ def test_a_student_learns_from_a_disk_what_it_learns_from_the_teacher(pieces: Co
         ("live", text, encoder("bert")),
         ("disk", CachedTeacherText(text, cache), Silent(encoder("bert"))),
     ):
-        student, _ = student_of(encoder("bert"), FAMILIES["bert"], HALF, seed=1, new_layers=True)
+        student, _ = student_of(encoder("bert"), HALF, seed=1, new_layers=True)
         made = train_stage(stage, teacher, student, read_from, StageSettings(30), folder=tmp_path / name)
         losses.append([loss for _, loss in made.loss])
     assert losses[0][-1] < 0.7 * losses[0][0]
@@ -150,7 +151,7 @@ def test_a_kill_loses_a_moments_work_and_no_bit(
         file.write(b"half a piece")
     asked: list[int] = []
     answers = module._answers
-    monkeypatch.setattr(module, "_answers", lambda *given: (asked.append(len(given[3])), answers(*given))[1])
+    monkeypatch.setattr(module, "_answers", lambda *given: (asked.append(len(given[2])), answers(*given))[1])
     broken = cached(tmp_path / "broken", pieces)
     assert 0 < sum(asked) < len(pieces)
     assert (broken.folder / module.NUMBERS).read_bytes() == (whole.folder / module.NUMBERS).read_bytes()
@@ -248,7 +249,7 @@ def test_numbers_that_are_not_finite_are_no_lesson(pieces: CorpusFile, tmp_path:
         teacher.encoder.layer[0].output.dense.bias[0] = float("inf")
     given: dict[str, Any] = {"pad_id": 0, "precision": "fp32", "identity": {}}
     with pytest.raises(BadInput, match="activations are not finite"):
-        teacher_cache(tmp_path / "cache", lambda: teacher, FAMILIES["bert"], pieces, PARTS, **given)
+        teacher_cache(tmp_path / "cache", lambda: teacher, pieces, PARTS, **given)
     assert not (tmp_path / "cache").exists()
 
 

@@ -2,43 +2,55 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from small_checkpoints import MAX_LENGTH, TAGS, Exported
 from tokenizers import Tokenizer
 
 import serve.files
 from export.packing.writer import pack, special_tokens_map
-from serve.bundle.manifest import ONNX_NAMES
+from serve.bundle.manifest import ONNX_NAMES, SCHEMA_VERSION, Manifest, Variant
 from serve.errors import BadInput, BundleError
 from serve.model.pipeline import Pipeline
 from serve.tasks import open_bundle
 from serve.text.tokenizer import load_tokenizer
 
 Packer = Callable[..., Path]
+SCHEMES = {"fp32": "fp32", "int8": "static-qdq"}
 
 
 @pytest.fixture
 def packed(bert: Exported, bert_int8: Path) -> Packer:
-    """`packed(out, **changes)`: the small BERT as a bundle at `out`."""
+    """`packed(out, **changes)`: the small BERT as a bundle at `out`; changes of the manifest, of a variant's part of it, or of files."""
 
     def pack_bert(out: Path, **changes: object) -> Path:
-        settings: dict[str, object] = {
+        variants = {name: Variant(ONNX_NAMES[name], scheme, "onnxruntime") for name, scheme in SCHEMES.items()}
+        variants |= {name: replace(variants[name], **changes.pop(name)) for name in SCHEMES if name in changes}  # type: ignore[arg-type]
+        files: dict[str, Any] = {
             "checkpoint": bert.checkpoint,
             "onnx_files": {"fp32": bert.onnx_file, "int8": bert_int8},
-            "schemes": {"fp32": "fp32", "int8": "static-qdq"},
+            "extra_files": {"README.md": b"# places\n", "report.json": b"{}\n"},
+        }
+        files |= {key: changes.pop(key) for key in files if key in changes}
+        manifest: dict[str, Any] = {
+            "schema_version": SCHEMA_VERSION,
             "name": "places",
             "task": "token-classification",
-            "labels": bert.info.labels,
+            "labels": list(bert.info.labels),
             "max_length": MAX_LENGTH,
-            "inputs": bert.info.inputs,
             "default_variant": "int8",
+            "variants": variants,
+            "files": {},
+            "inputs": list(bert.info.inputs),
             "lineage": {"teacher": "a larger one", "seed": 0},
             "metrics": {"f1": 0.5},
             "parity": {"fp32": {"passed": True}},
-            "extra_files": {"README.md": b"# places\n", "report.json": b"{}\n"},
+            "cpu": [],
+            "digest": "",
         }
-        return pack(out, **{**settings, **changes})  # type: ignore[arg-type]
+        return pack(out, Manifest(**(manifest | changes)), **files)
 
     return pack_bert
 
@@ -66,8 +78,8 @@ def test_a_bundle_opens_and_answers(packed: Packer, tmp_path: Path) -> None:
 def test_each_variant_says_how_sure_it_is(packed: Packer, tmp_path: Path) -> None:
     plain = open_bundle(packed(tmp_path / "plain")).manifest.variants
     assert [(each.temperature, each.abstain_below) for each in plain.values()] == [(1.0, None)] * 2
-    sure = {"temperatures": {"int8": 1.5}, "abstains_below": {"int8": 0.25, "fp32": None}}
-    told = open_bundle(packed(tmp_path / "told", **sure)).manifest.variants
+    sure = {"temperature": 1.5, "abstain_below": 0.25}
+    told = open_bundle(packed(tmp_path / "told", int8=sure)).manifest.variants
     assert (told["fp32"].temperature, told["fp32"].abstain_below) == (1.0, None)
     assert (told["int8"].temperature, told["int8"].abstain_below) == (1.5, 0.25)
 
@@ -134,15 +146,9 @@ def test_where_the_weights_once_lay_is_not_told(bert: Exported, packed: Packer, 
     assert "secret" not in (out / "config.json").read_text()
 
 
-def test_the_student_can_be_left_out(packed: Packer, tmp_path: Path) -> None:
-    out = packed(tmp_path / "places", with_checkpoint=False)
-    assert not (out / "model.safetensors").exists()
-    assert Pipeline(out, threads=1)("rome")["truncated"] is False
-
-
 def test_the_manifest_says_what_each_variant_needs_and_what_runs_it(packed: Packer, tmp_path: Path) -> None:
     needed = ["avx512_vnni", "arm64"]
-    out = packed(tmp_path / "places", needs={"int8": tuple(needed)}, runtimes={"int8": "openvino"})
+    out = packed(tmp_path / "places", int8={"cpu": needed, "runtime": "openvino"})
     manifest = open_bundle(out).manifest
     assert manifest.variants["int8"].cpu == needed
     assert manifest.variants["int8"].runtime == "openvino"
@@ -150,7 +156,7 @@ def test_the_manifest_says_what_each_variant_needs_and_what_runs_it(packed: Pack
     assert manifest.variants["fp32"].runtime == "onnxruntime"
     # What an older server reads: the needs of what is served unless another is asked for.
     assert json.loads((out / "manifest.json").read_text())["cpu"] == needed
-    needless = packed(tmp_path / "needless", needs={"int8": tuple(needed)}, default_variant="fp32")
+    needless = packed(tmp_path / "needless", int8={"cpu": needed}, default_variant="fp32")
     assert json.loads((needless / "manifest.json").read_text())["cpu"] == []
 
 
@@ -237,8 +243,8 @@ def test_what_cannot_be_packed_is_named(packed: Packer, bert: Exported, tmp_path
         packed(tmp_path / "places", onnx_files={"int3": bert.onnx_file})
     with pytest.raises(BadInput, match="default variant 'fp16'"):
         packed(tmp_path / "places", default_variant="fp16")
-    with pytest.raises(BadInput, match="no scheme is given for int8"):
-        packed(tmp_path / "places", schemes={"fp32": "fp32"})
+    with pytest.raises(BadInput, match="the manifest and the graphs differ in fp32"):
+        packed(tmp_path / "places", onnx_files={"int8": bert.onnx_file})
     for path in ("../README.md", "/README.md", "manifest.json", ONNX_NAMES["fp32"], "a//b"):
         with pytest.raises(BadInput, match="extra file"):
             packed(tmp_path / "places", extra_files={path: b""})

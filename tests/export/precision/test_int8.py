@@ -11,7 +11,7 @@ from small_checkpoints import MAX_LENGTH, WORDS, Exported, needs_openvino
 from export.graph.nodes import Wiring
 from export.precision.calibration import tensor_ranges
 from export.precision.int8 import NO_SATURATION, quantise_dynamic, quantise_static, quantise_weight_only
-from export.precision.int8_search import Prepared
+from export.precision.int8_preparation import Prepared
 from export.validation.parity import company_differences
 from serve.errors import BadInput
 from serve.model.session import Session

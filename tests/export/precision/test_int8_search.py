@@ -15,7 +15,8 @@ from compress.evaluation.metrics import distance
 from compress.evaluation.numbers import number_distance
 from compress.tasks import TOKEN_CLASSIFICATION
 from export.graph.nodes import Wiring
-from export.precision.int8_search import Evaluator, Prepared, find_int8, session_logits
+from export.precision.int8_preparation import Prepared
+from export.precision.int8_search import Evaluator, find_int8, session_logits
 from serve.model.session import Session
 from serve.text.tokenizer import load_tokenizer
 

@@ -9,7 +9,7 @@ from small_checkpoints import FAMILIES, Exported, farthest, with_constants
 
 from export.graph.nodes import Wiring
 from export.precision.calibration import ChannelRange, channel_ranges
-from export.precision.smoothquant import smoothed
+from export.precision.int8_preparation import smoothed
 from serve.model.session import Session
 
 

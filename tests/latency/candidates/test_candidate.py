@@ -8,9 +8,8 @@ import numpy as np
 import psutil
 import pytest
 
-from latency.candidates import onnx_candidate as onnx_candidates
-from latency.candidates.availability import missing
-from latency.candidates.candidate import Candidate, Runtime, size_bytes
+from latency.candidates import open_candidate
+from latency.candidates.candidate import Candidate, Runtime, missing, size_bytes
 from latency.candidates.open_candidate import load
 from serve.errors import BadInput
 
@@ -75,7 +74,7 @@ def test_torch_on_a_gpu_that_is_not_here_is_refused(runtime: Runtime, torch_cand
 def test_a_graph_that_would_run_on_the_cpu_for_want_of_the_gpus_libraries_is_refused(
     onnx_candidate: Candidate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onnx_candidates, "missing", lambda runtime, device: "")  # a package and a driver, but no cuDNN
+    monkeypatch.setattr(open_candidate, "missing", lambda runtime, device: "")  # a package and a driver, but no cuDNN
     with (
         pytest.warns(UserWarning, match="CUDAExecutionProvider"),
         pytest.raises(BadInput, match=r"'student': .*CUDAExecutionProvider"),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latency.analysis.virtual_clock import VirtualLoop
+from latency.analysis.simulated_server import VirtualLoop
 from serve.errors import BadInput, Overloaded, Unavailable
 from serve.workers.batcher import Batcher, Done, picked
 

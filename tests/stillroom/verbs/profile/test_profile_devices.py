@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from small_profiles import Models, Profiled
 
-from latency.candidates.availability import INSTALL_TORCH_CUDA, missing
+from latency.candidates.candidate import INSTALL_TORCH_CUDA, missing
 from serve.bundle.runtimes import INSTALL_ONNXRUNTIME_GPU
 from serve.errors import BadInput
 from stillroom.verbs.profile import Profiling

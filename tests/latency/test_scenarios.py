@@ -11,9 +11,9 @@ from latency.candidates.candidate import Candidate, Reads
 from latency.load.arrivals import late_allowed
 from latency.measure import interleave
 from latency.measure.interleave import Patience, Worker, at_work
-from latency.measure.resources import EnergyCounter
+from latency.measure.machine import EnergyCounter
 from latency.measure.result_document import SingleStream
-from latency.scenarios.server import (
+from latency.scenarios import (
     BATCH_TOKENS,
     OFFLINE_LEAST_TEXTS,
     SERVER_QUERIES,

@@ -6,7 +6,7 @@ import onnxruntime
 import pytest
 import torch
 
-from latency.candidates.availability import missing
+from latency.candidates.candidate import missing
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 

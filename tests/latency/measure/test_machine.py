@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from latency.measure import resources
-from latency.measure.resources import (
+from latency.measure import machine
+from latency.measure.machine import (
     EnergyCounter,
     energy_counters,
     free_memory_bytes,
@@ -47,7 +47,7 @@ def test_memory_is_read_in_bytes_and_is_none_where_the_system_is_silent(tmp_path
 
 
 def test_macos_tells_the_peak_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resources.sys, "platform", "darwin")
+    monkeypatch.setattr(machine.sys, "platform", "darwin")
     found = resident_bytes(tmp_path / "gone")
     assert found
     assert found.steady_bytes is None

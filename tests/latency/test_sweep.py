@@ -10,7 +10,7 @@ from latency.candidates.candidate import Candidate
 from latency.measure.interleave import Worker
 from latency.measure.result_document import SweepRow
 from latency.measure.workloads import Workload
-from latency.scenarios.sweep import DrivenTurn, at_once, sweep, sweep_row, together_ms, ways
+from latency.scenarios import DrivenTurn, at_once, sweep, sweep_row, together_ms, ways
 from serve.errors import BadInput, InternalError
 
 

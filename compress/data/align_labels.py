@@ -18,7 +18,7 @@ class WordAnswer(NamedTuple):
     tags: Mapping[str, float]
 
 
-def carry_words(
+def align_labels(
     places: Sequence[tuple[int, int]], given: Sequence[WordAnswer]
 ) -> list[Mapping[tuple[str, str], float]] | None:
     """The tags of words at `places` from those of the teacher's words `given`, which may begin and end elsewhere.

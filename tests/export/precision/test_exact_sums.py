@@ -6,7 +6,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from export.graph.exact_sums import with_exact_sums
+from export.precision.int8_preparation import with_exact_sums
 
 
 def masked_sum(axis: int = 1, kind: int = TensorProto.FLOAT) -> onnx.ModelProto:

@@ -1,1 +1,0 @@
-"""Scenarios: single stream, offline, server under a rate, and a sweep over threads and processes."""
