@@ -77,21 +77,17 @@ class Annotation(Settings):
 
 def annotate(bundle: Path | str, **settings: Any) -> Document:
     """Answers the texts of a file, or of many; settings are the fields of `Annotation`."""
-    from stillroom.verbs.annotate.bulk.run import annotate_files, is_bulk
-    from stillroom.verbs.annotate.runner import annotate as annotate_rows
+    from stillroom.verbs.annotate.run import annotate as annotate_inputs
 
     annotation = make(Annotation, {"bundle": bundle} | settings, verb="annotate")
-    annotation = replace(annotation, bundle=local_bundle(bundle))
-    return annotate_files(annotation) if is_bulk(annotation) else annotate_rows(annotation)
+    return annotate_inputs(replace(annotation, bundle=local_bundle(bundle)))
 
 
 def show_annotation(document: Document) -> None:
     """Prints the number of rows and the speed, on stderr, since the answers may be on stdout."""
-    from stillroom.verbs.annotate.bulk.run import summary as summary_of_files
-    from stillroom.verbs.annotate.runner import summary
+    from stillroom.verbs.annotate.run import summary
 
-    for line in (summary_of_files if "parts" in document else summary)(document):
-        say(line)
+    say(summary(document))
 
 
 VERB = Verb(

@@ -2,7 +2,6 @@
 
 import contextlib
 import gzip
-import hashlib
 import io
 import itertools
 import re
@@ -10,18 +9,22 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import msgspec
 
 from compress.data.file_formats import FIRST_BYTES, MOST_ARRAY_BYTES, format_fault, packing_fault, suffix_of
 from compress.data.tables import SEPARATORS, TableRow, column_names, table_rows
 from serve.errors import BadInput
-from serve.wording import one_of
-from stillroom.verbs.annotate import rows
 from stillroom.verbs.annotate.rows import (
+    BOM,
+    HEAD,
+    TAIL,
     Columns,
     InputRow,
+    Line,
+    Lines,
+    Start,
     decoded,
     faulty,
     json_row_reader,
@@ -31,65 +34,20 @@ from stillroom.verbs.annotate.rows import (
 )
 
 FORMATS = ("jsonl", "json", "csv", "tsv", "txt", "parquet")
-# Formats that hold no objects, such as the head of a relation.
-FLAT_FORMATS = ("csv", "tsv", "txt")
 STDIN = Path("-")
-PARQUET_ROWS = 1000  # in memory as Python objects at once
+# Rows of parquet that are in memory as Python objects at once: of a file that is read row by row, and of texts alone for a part.
+PARQUET_ROWS, TABLE_ROWS = 1000, 4096
 BUFFER_BYTES = 1 << 20
 NO_ARRAY = "; give an array of objects, or one object a line"  # for a .json file that does not begin with [
-BOM = b"\xef\xbb\xbf"
 INSTALL_PYARROW = "in a clone of stillroom, pip install '.[build]'"
-
-
-class _Line(NamedTuple):
-    number: int
-    read: bytes
-    """The line with its line end, or the SHA-256 of a line that is too long."""
-    whole: bool
-
-
-class Start(NamedTuple):
-    """Where a row begins: the rows, lines and bytes (uncompressed) before it. Lines and bytes only of files that have lines."""
-
-    row: int = 0
-    line: int = 0
-    byte: int = 0
-
-
-class _Lines:
-    """The lines of a stream, from the start or from where `go_to` says; what was read of it so far."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self.stream, self.number, self.bytes = stream, 0, 0
-
-    def go_to(self, start: Start) -> None:
-        """The next line is the one at `start`."""
-        self.stream.seek(start.byte)
-        self.number, self.bytes = start.line, start.byte
-
-    def __iter__(self) -> Iterator[_Line]:
-        while line := self.stream.readline(rows.MOST_ROW_BYTES + 1):
-            self.number += 1
-            self.bytes += len(line)
-            if self.number == 1:
-                line = line.removeprefix(BOM)
-            whole = len(line) <= rows.MOST_ROW_BYTES or line.endswith(b"\n")
-            if not whole:
-                digest = hashlib.sha256(line)
-                while rest := self.stream.readline(rows.MOST_ROW_BYTES):
-                    self.bytes += len(rest)
-                    digest.update(rest)
-                    if rest.endswith(b"\n"):
-                        break
-                line = digest.digest()
-            yield _Line(self.number, line, whole)
 
 
 class InputFile:
     """Rows of a file, or of standard input for `-`, read as they are iterated over; a context manager.
 
     `format` is one of FORMATS, or None for the one that the name ends with (before `.gz`); `jsonl` for standard input. `opened` gives
-    the bytes of a file that is not on the disk, and `name` is what messages call it. Rows are read from `start`.
+    the bytes of a file that is not at `path`, and `name` is what messages call it. Rows are read from `start`. With `texts_only` the
+    fields of a row of parquet are those with its texts.
 
     Raises:
         BadInput: on entry if the file cannot be opened; from `prepare` if its header lacks a column, or the file is not in its
@@ -105,14 +63,16 @@ class InputFile:
         opened: Callable[[], BinaryIO] | None = None,
         name: str = "",
         start: Start | None = None,
+        texts_only: bool = False,
     ) -> None:
         self.path, self.columns = path, columns or Columns()
         self.name = name or ("standard input" if path == STDIN else str(path))
-        self._opened, self._start = opened, start or Start()
+        self._opened, self._start, self._texts_only = opened, start or Start(), texts_only
         self.format = format or format_of(path)
         self.unit = "row" if self.format == "parquet" else "line"
         self._open = contextlib.ExitStack()
-        self._lines: _Lines | None = None
+        self._lines: Lines | None = None
+        self.table: Any = None
         self._size_bytes: int | None = None
         self._rows: Iterator[InputRow] | None = None
         self._counted: tuple[int, int] | None = None  # rows read, and in all, where that is known
@@ -163,6 +123,7 @@ class InputFile:
 
     def _opened_rows(self) -> Iterator[InputRow]:
         if self.format == "parquet":
+            self.table = self._opened_table()
             return self._parquet_rows()
         stream: Any = self._raw
         if self.path.suffix.lower() == ".gz":
@@ -175,17 +136,22 @@ class InputFile:
             raise BadInput(f"{self.name} begins as a JSON array; give --format json, or one object a line")
         if self.format == "json" and stream.peek(1).removeprefix(BOM).lstrip().startswith(b"["):
             return self._array_rows(stream)
-        lines = self._lines = _Lines(stream)
+        lines = self._lines = Lines(stream)
         if self.format in ("csv", "tsv"):
             return self._table_rows(lines)
         if self._start.byte:
             lines.go_to(self._start)
-        if self.format == "txt":
-            return (
-                text_row(line.number, line.read) if line.whole else faulty(line.number, too_long(), line.read)
-                for line in lines
-            )
-        return _json_rows(lines, self.columns, NO_ARRAY if self.format == "json" else "")
+        return self._line_rows(lines)
+
+    def _line_rows(self, lines: Iterable[Line]) -> Iterator[InputRow]:
+        read = json_row_reader(self.columns, NO_ARRAY if self.format == "json" else "")
+        for line in lines:
+            if not line.whole:
+                yield faulty(line.number, too_long(), line.read)
+            elif self.format == "txt":
+                yield text_row(line.number, line.read)
+            elif written := line.read.strip():
+                yield read(line.number, written)
 
     @contextlib.contextmanager
     def _damage_reported(self) -> Iterator[None]:
@@ -211,7 +177,7 @@ class InputFile:
             "another name)"
         )
 
-    def _table_rows(self, lines: _Lines) -> Iterator[InputRow]:
+    def _table_rows(self, lines: Lines) -> Iterator[InputRow]:
         read: list[bytes] = []  # the lines of the row that is being read
         texts = _as_text(lines, self.name, read)
         first = next((line for line in texts if line.strip()), "")
@@ -240,7 +206,7 @@ class InputFile:
         )
 
     def _rows_under(
-        self, header: list[str], table: Iterator[TableRow], read: list[bytes], lines: _Lines
+        self, header: list[str], table: Iterator[TableRow], read: list[bytes], lines: Lines
     ) -> Iterator[InputRow]:
         while True:
             line = lines.number + 1
@@ -265,10 +231,16 @@ class InputFile:
         except (ValueError, RecursionError) as error:
             raise BadInput(f"{self.name} is neither a JSON array of objects nor JSON lines ({error})") from error
         self.unit = "row"
-        return self._each_row(map(bytes, elements[self._start.row :]), len(elements))
+        return self._element_rows(elements)
 
-    def table(self) -> Any:
-        """The `pyarrow.parquet.ParquetFile` of a parquet file, whose header was checked."""
+    def _element_rows(self, elements: list[msgspec.Raw]) -> Iterator[InputRow]:
+        read = json_row_reader(self.columns)
+        for number, written in enumerate(elements[self._start.row :], self._start.row + 1):
+            self._counted = (number, len(elements))
+            yield read(number, bytes(written))
+
+    def _opened_table(self) -> Any:
+        """The `pyarrow.parquet.ParquetFile`, whose header is checked."""
         try:
             from pyarrow import parquet
         except ImportError as error:
@@ -277,17 +249,15 @@ class InputFile:
             ) from error
         try:
             # With the default, pre_buffer=True, pyarrow reads the whole file ahead.
-            file = self._open.enter_context(parquet.ParquetFile(self._raw, pre_buffer=False))
+            table = self._open.enter_context(parquet.ParquetFile(self._raw, pre_buffer=False))
         except (OSError, ValueError) as error:
-            if self._may_pass(error):
-                raise
             self._raw.seek(0)
             known = format_fault(self._raw.read(FIRST_BYTES), ".parquet")
             raise BadInput(f"{self.name} {known or f'is not a parquet file: {error}'}") from error
-        self._check_header(file.schema_arrow.names)
-        if file.metadata.num_rows:
-            self._check_texts(file.schema_arrow)
-        return file
+        self._check_header(table.schema_arrow.names)
+        if table.metadata.num_rows:
+            self._check_texts(table.schema_arrow)
+        return table
 
     def _check_texts(self, schema: Any) -> None:
         """Raises BadInput where a column of texts has another type: its values would be answered as they are written in JSON."""
@@ -302,91 +272,54 @@ class InputFile:
                 )
 
     def _parquet_rows(self) -> Iterator[InputRow]:
-        file = self.table()
-        return self._each_row(self._parquet_objects(file), file.metadata.num_rows)
+        for _, found in self.batches(row_by_row=True):
+            for row in found:
+                self._counted = (row.line, self.table.metadata.num_rows)
+                yield row
 
-    def _parquet_objects(self, file: Any) -> Iterator[bytes]:
-        with self.table_damage_reported():
-            # In memory are one row group, and PARQUET_ROWS of its rows as objects.
-            for batch in file.iter_batches(batch_size=PARQUET_ROWS, use_threads=False):
-                yield from objects_of(batch)
+    def batches(self, end: int | None = None, *, row_by_row: bool = False) -> Iterator[tuple[Any, list[InputRow]]]:
+        """The rows up to `end` of a parquet file, as Arrow batches and as rows. Row groups outside the range are not read.
 
-    @contextlib.contextmanager
-    def table_damage_reported(self) -> Iterator[None]:
-        """Turns the exceptions of a damaged parquet file into BadInput."""
+        The batches have all columns; where they are read `row_by_row`, they have those that the rows have.
+        """
+        self.prepare()
+        table, begin = self.table, self._start.row
+        end = table.metadata.num_rows if end is None else end
+        groups: list[int] = []
+        before = first = 0
+        for group in range(table.metadata.num_row_groups):
+            count = table.metadata.row_group(group).num_rows
+            if before < end and before + count > begin:
+                first = first if groups else before
+                groups.append(group)
+            before += count
+        read, encode = json_row_reader(self.columns), msgspec.json.Encoder(enc_hook=str).encode
+        texts = (self.columns.text, self.columns.pair, *((HEAD, TAIL) if self.columns.relations else ()))
+        names = [name for name in table.schema_arrow.names if name in texts or not self._texts_only]
+        size = PARQUET_ROWS if row_by_row else TABLE_ROWS
+        columns = names if row_by_row and self._texts_only else None
         try:
-            yield
+            for batch in table.iter_batches(size, row_groups=groups, columns=columns, use_threads=False):
+                skipped, last = max(0, begin - first), min(end - first, batch.num_rows)
+                number = first + skipped + 1
+                first += batch.num_rows
+                if skipped < last:
+                    inside = batch.slice(skipped, last - skipped)
+                    objects = map(encode, inside.select(names).to_pylist())
+                    yield inside, [read(place, written) for place, written in enumerate(objects, number)]
         except (OSError, ValueError) as error:
-            if self._may_pass(error):
-                raise
             raise BadInput(f"{self.name} is damaged or incomplete: {error}") from error
-
-    def _may_pass(self, error: Exception) -> bool:
-        """Whether the store failed, and not the file."""
-        return self._opened is not None and isinstance(error, OSError)
-
-    def _each_row(self, objects: Iterator[bytes], count: int) -> Iterator[InputRow]:
-        """The rows of `objects`, `count` in all."""
-        read = json_row_reader(self.columns)
-        for number, written in enumerate(objects, self._start.row + 1):
-            self._counted = (number, count)
-            yield read(number, written)
-
-
-def objects_of(batch: Any) -> Iterator[bytes]:
-    """Each row of an Arrow batch as a JSON object."""
-    return map(msgspec.json.Encoder(enc_hook=str).encode, batch.to_pylist())
 
 
 def format_of(path: Path) -> str:
     """The format that the file's name ends with; `jsonl` for standard input."""
-    if path == STDIN:
-        return "jsonl"
-    return suffix_of(path).removeprefix(".")
+    return "jsonl" if path == STDIN else suffix_of(path).removeprefix(".")
 
 
-def input_faults(path: Path, format: str | None, columns: Columns) -> Iterator[str]:
-    """The faults of an input that show before it is opened."""
-    found = format or format_of(path)
-    if found not in FORMATS:
-        given = f"--format {format}" if format else f"the name {path}"
-        yield f"{given} is no known format; give --format {one_of(FORMATS)}"
-    if found == "parquet" and (path == STDIN or path.suffix.lower() == ".gz"):
-        what = "standard input" if path == STDIN else f"{path}, compressed with gzip,"
-        yield f"{what} cannot be parquet, which is read from its end; give an uncompressed file"
-    if columns.relations and found in FLAT_FORMATS:
-        yield (
-            f"{found} cannot hold the head and tail of a relation; give "
-            f"{one_of([each for each in FORMATS if each not in FLAT_FORMATS])}"
-        )
-    if found == "txt" and columns.contexts:
-        yield "txt has no contexts, which the questions of this bundle need; give JSON lines, CSV, TSV or parquet"
-        return
-    if found == "txt" and columns.text != "text":
-        yield f"--text-column {columns.text}: txt has no columns; leave it out"
-    if found == "txt" and columns.pair != rows.PAIR:
-        yield f"--text-pair-column {columns.pair}: txt has no columns; leave it out"
-    if not columns.pair:
-        yield "--text-pair-column is empty; give the name of a column of texts, or leave it out"
-    if columns.text in ("", *columns.taken()):
-        yield f"--text-column {columns.text!r} is not a column of texts; give the name of one"
-    if columns.answer in ("", columns.text, *columns.taken()):
-        yield f"--field {columns.answer!r} is empty or a field of the input; give another name for the answer"
-
-
-def _as_text(lines: Iterable[_Line], name: str, read: list[bytes]) -> Iterator[str]:
+def _as_text(lines: Iterable[Line], name: str, read: list[bytes]) -> Iterator[str]:
     """Lines for `csv`, kept in `read` as bytes. A byte that is not UTF-8 becomes a lone surrogate; `table_row` reports its row."""
     for line in lines:
         if not line.whole:
             raise BadInput(f"{name}, line {line.number}: {too_long()}")
         read.append(line.read)
         yield line.read.decode("utf-8", errors="surrogateescape")
-
-
-def _json_rows(lines: Iterable[_Line], columns: Columns, hint: str) -> Iterator[InputRow]:
-    read = json_row_reader(columns, hint)
-    for line in lines:
-        if not line.whole:
-            yield faulty(line.number, too_long(), line.read)
-        elif written := line.read.strip():
-            yield read(line.number, written)

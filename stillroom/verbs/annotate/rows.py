@@ -1,16 +1,17 @@
-"""A row of an input for `annotate`: its fields unchanged and its text as the model reads it, or its fault; and the faults of many rows."""
+"""A row of an input for `annotate`: its fields unchanged and its text as the model reads it, or its fault."""
 
+import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from compress.data.row_fields import MOST_CHARACTERS, SHOWN_FAULTS, SHOWN_LINES, faulty_rows
-from serve.errors import BadInput, StillroomError
+from compress.data.row_fields import MOST_CHARACTERS
+from serve.errors import BadInput
 from serve.tasks.relations import UNMARKED, Part, marked_text
 from serve.text.answers import OffsetUnit
 from serve.wording import counted
@@ -23,6 +24,7 @@ STRING_OR_NO_NUMBER = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|(?<![\w.+-])(?:
 HALF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 NOT_JSON = "is not JSON ("  # the reason follows, which differs from row to row
 PAIR, HEAD, TAIL = "text_pair", "head", "tail"
+BOM = b"\xef\xbb\xbf"
 
 
 class InputRow(NamedTuple):
@@ -63,12 +65,58 @@ class Columns:
         return [self.pair, *([HEAD, TAIL] if self.relations else [])]
 
 
+class Line(NamedTuple):
+    """A line of a stream, and its number."""
+
+    number: int
+    read: bytes
+    """The line with its line end, or the SHA-256 of a line that is too long."""
+    whole: bool
+
+
+class Start(NamedTuple):
+    """Where a row begins: the rows, lines and bytes (uncompressed) before it. Lines and bytes only of files that have lines."""
+
+    row: int = 0
+    line: int = 0
+    byte: int = 0
+
+
+class Lines:
+    """The lines of a stream, from the start or from where `go_to` says; what was read of it so far."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.stream, self.number, self.bytes = stream, 0, 0
+
+    def go_to(self, start: Start) -> None:
+        """The next line is the one at `start`."""
+        self.stream.seek(start.byte)
+        self.number, self.bytes = start.line, start.byte
+
+    def __iter__(self) -> Iterator[Line]:
+        while line := self.stream.readline(MOST_ROW_BYTES + 1):
+            self.number += 1
+            self.bytes += len(line)
+            if self.number == 1:
+                line = line.removeprefix(BOM)
+            whole = len(line) <= MOST_ROW_BYTES or line.endswith(b"\n")
+            if not whole:
+                digest = hashlib.sha256(line)
+                while rest := self.stream.readline(MOST_ROW_BYTES):
+                    self.bytes += len(rest)
+                    digest.update(rest)
+                    if rest.endswith(b"\n"):
+                        break
+                line = digest.digest()
+            yield Line(self.number, line, whole)
+
+
 def too_long() -> str:
     """The fault of a row over the limit."""
     return f"is longer than {MOST_ROW_BYTES:,} bytes, which is the limit; split it"
 
 
-def cell_too_long() -> str:
+def text_too_long() -> str:
     """The fault of a row with a text over the limit."""
     return f"has a text of more than {MOST_CHARACTERS:,} characters, which is the limit; split it"
 
@@ -106,7 +154,7 @@ def json_row_reader(columns: Columns, hint: str = "") -> Callable[[int, bytes], 
                     raise BadInput(UNMARKED)
                 text = marked_text(text, row.head, row.tail, unit=columns.offsets)
             if max(len(text), len(row.text_pair or "")) > MOST_CHARACTERS:
-                return faulty(line, cell_too_long(), written)
+                return faulty(line, text_too_long(), written)
         except BadInput as error:
             return faulty(line, error.message, written)
         except (ValueError, RecursionError) as error:
@@ -166,7 +214,7 @@ def text_row(line: int, read: bytes) -> InputRow:
     except UnicodeDecodeError as error:
         return faulty(line, f"is not UTF-8 ({error.reason} at byte {error.start})", read)
     if len(text) > MOST_CHARACTERS:
-        return faulty(line, cell_too_long(), read)
+        return faulty(line, text_too_long(), read)
     return InputRow(line, b'{"text":' + msgspec.json.encode(text), text, None, None)
 
 
@@ -190,43 +238,3 @@ def _json_fault(written: bytes, error: Exception, columns: Columns, hint: str) -
         else:
             return "has half a surrogate pair, which is not a character; write both halves"
     return f"{NOT_JSON}{error}){hint}"
-
-
-def fails_on_some(results: Iterable[object]) -> bool:
-    """Whether a model that failed on some of the texts with these `results` did not on all; of one text nothing is known."""
-    ours = [isinstance(result, StillroomError) and result.fault != "caller" for result in results]
-    return len(ours) == 1 or not all(ours)
-
-
-@dataclass
-class _Alike:
-    """Rows with the same fault: the lines of the first, and how many there are."""
-
-    fault: str
-    lines: list[int] = field(default_factory=list)
-    count: int = 0
-
-
-@dataclass
-class RowFaults:
-    """How many rows of an input were bad, and the first of them. With --bad-rows skip the output has all of them."""
-
-    count: int = 0
-    faults: dict[str, _Alike] = field(default_factory=dict)
-
-    def add(self, line: int, fault: str) -> None:
-        """Counts the bad row at `line`."""
-        self.count += 1
-        kind = NOT_JSON if fault.startswith(NOT_JSON) else fault
-        if kind in self.faults or len(self.faults) < SHOWN_FAULTS:
-            alike = self.faults.setdefault(kind, _Alike(fault))
-            alike.count += 1
-            if len(alike.lines) < SHOWN_LINES:
-                alike.lines.append(line)
-
-    def as_lines(self, name: str, unit: str) -> str:
-        """A line per fault, with the name of the file and some of its rows, each called a `unit`."""
-        alike = self.faults.values()
-        shown = [f"  {faulty_rows(name, unit, each.lines, each.count, each.fault)}" for each in alike]
-        more = self.count - sum(each.count for each in alike)
-        return "\n".join([*shown, *([f"  ... and {more:,} more"] if more else [])])

@@ -6,7 +6,7 @@ The lines stay beside the table as OUTPUT.rows.jsonl, so that a stopped run, or 
 import base64
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints, is_typeddict
@@ -55,40 +55,50 @@ def write_table(rows: Path, out: Path, field: str, manifest: Manifest, source: P
     Raises:
         BadInput: a column has values of types that do not fit together, the input has changed meanwhile, or the disk is full.
     """
-    from pyarrow import parquet
 
     with_errors = any(ERROR in row and field not in row for row in _read(rows))
     schema = None if source.suffix.lower() == TABLE else _schema_of(rows, field)
+    groups = (
+        (
+            columns,
+            [row.get(field) for row in read],
+            [row[ERROR]["message"] if field not in row else None for row in read],
+        )
+        for columns, read in _groups(rows, field, schema, source)
+    )
     with _replacing(out) as partial:
-        writer: Any = None
-        try:
-            for columns, read in _groups(rows, field, schema, source):
-                made = [row.get(field) for row in read]
-                said = [row[ERROR]["message"] if field not in row else None for row in read]
-                table = with_answers(columns, field, made, said if with_errors else None, manifest)
-                writer = writer or parquet.ParquetWriter(partial, table.schema)
-                writer.write_table(table)
-        finally:
-            if writer is not None:
-                writer.close()
+        write_groups(partial, groups, field, manifest, with_errors=with_errors)
 
 
-def with_answers(
-    columns: "pa.Table",
+def write_groups(
+    path: Path,
+    groups: "Iterable[tuple[pa.Table, Sequence[dict[str, Any] | None], Sequence[str | None]]]",
     field: str,
-    answers: Sequence[dict[str, Any] | None],
-    errors: Sequence[str | None] | None,
     manifest: Manifest,
-) -> "pa.Table":
-    """`columns` with a column of the answers, of JSON, and one of errors if there are any to tell. A vector is base64 in its answer."""
-    import pyarrow as pa
+    *,
+    with_errors: bool,
+) -> int:
+    """Writes groups of rows as the parquet file `path`: their columns, a column of their answers, and perhaps one of their errors.
 
-    if manifest.vector_width:
-        column = pa.array([each and _numbers(each["embedding"]) for each in answers], pa.list_(pa.float32()))
-    else:
-        column = pa.array(answers, _arrow_type(task_of(manifest).answer_type))
-    table = columns.append_column(field, column)
-    return table if errors is None else table.append_column(ERROR, pa.array(errors, pa.string()))
+    Returns how many rows there are. An answer is JSON; a vector is base64 in it, and a list of float32 in the column.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    kind = pa.list_(pa.float32()) if manifest.vector_width else _arrow_type(task_of(manifest).answer_type)
+    writer, count = None, 0
+    try:
+        for columns, answers, errors in groups:
+            held = [each and _numbers(each["embedding"]) for each in answers] if manifest.vector_width else answers
+            table = columns.append_column(field, pa.array(held, kind))
+            table = table.append_column(ERROR, pa.array(errors, pa.string())) if with_errors else table
+            writer = writer or parquet.ParquetWriter(path, table.schema)
+            writer.write_table(table)
+            count += table.num_rows
+    finally:
+        if writer is not None:
+            writer.close()
+    return count
 
 
 def _groups(

@@ -15,7 +15,8 @@ from serve.client import Client
 from serve.errors import BadInput, BundleError
 from serve.model.pipeline import Pipeline
 from serve.tasks import open_bundle
-from stillroom.verbs.annotate.runner import Annotation, annotate
+from stillroom.verbs.annotate import Annotation
+from stillroom.verbs.annotate.run import annotate
 
 LONG = "please fly " * 60
 ASKED = [

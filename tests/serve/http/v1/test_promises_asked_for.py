@@ -14,7 +14,8 @@ from serve.errors import BadInput, BundleError
 from serve.model.pipeline import Pipeline
 from serve.tasks import open_bundle
 from serve.text.answers import AnswerOptions
-from stillroom.verbs.annotate.runner import Annotation, annotate
+from stillroom.verbs.annotate import Annotation
+from stillroom.verbs.annotate.run import annotate
 
 VARIANT = {"file": "onnx/model.onnx", "scheme": "fp32", "runtime": "onnxruntime"}
 

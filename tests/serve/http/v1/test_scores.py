@@ -13,7 +13,8 @@ from serve.client import Client
 from serve.errors import BadInput, BundleError
 from serve.model.pipeline import Pipeline
 from serve.tasks import open_bundle
-from stillroom.verbs.annotate.runner import Annotation, annotate
+from stillroom.verbs.annotate import Annotation
+from stillroom.verbs.annotate.run import annotate
 
 TEXTS = ["i love it", "please refund", "fly", "", "love " * 90]
 

@@ -23,8 +23,8 @@ from repository import ROOT
 from serve.errors import BadInput
 from serve.model.pipeline import Pipeline
 from serve.text.answers import AnswerOptions
-from stillroom.verbs.annotate import rows, runner
-from stillroom.verbs.annotate.runner import Annotation, annotate
+from stillroom.verbs.annotate import Annotation, answering, rows
+from stillroom.verbs.annotate.run import annotate
 
 
 def command(bundle: Path, *arguments: object) -> list[str]:
@@ -55,7 +55,7 @@ def many_rows(count: int) -> str:
 def test_rows_come_back_as_they_were_with_the_answers_of_the_pipeline(
     cities: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "WINDOW_ROWS", 5)
+    monkeypatch.setattr(answering, "WINDOW_ROWS", 5)
     texts = ["please " * (number % 7) + ["rome", "a 😀 oslo", ""][number % 3] for number in range(23)]
     written = [f'{{"n": 1.50, "text":{json.dumps(text)} , "e\\u00e9":[{{}}]}}' for text in texts]
     (tmp_path / "in.jsonl").write_text("\ufeff" + "\n\n".join(written), encoding="utf-8")
@@ -142,7 +142,7 @@ def test_a_run_that_is_killed_after_each_write_gets_on_long_before_a_window_is_f
         assert killed(bundle, given, out, out.stat().st_size if out.exists() else 0)
         written.append(len(lines(out)))
     assert sorted({*written}) == written
-    assert written[-1] < 500 < runner.WINDOW_ROWS
+    assert written[-1] < 500 < answering.WINDOW_ROWS
     assert told(bundle, "--input", given, "--output", out)[0] == 0
     assert out.read_bytes() == undisturbed.read_bytes()
 

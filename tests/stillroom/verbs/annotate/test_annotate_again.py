@@ -8,16 +8,20 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from repository import ROOT
 
+from serve.bundle.runtimes import Device
 from serve.errors import BadInput, InternalError
 from serve.model.pipeline import Pipeline
-from stillroom.verbs.annotate import Annotation, runner
-from stillroom.verbs.annotate.runner import annotate
+from serve.text.answers import AnswerOptions
+from stillroom.verbs.annotate import Annotation, answering
+from stillroom.verbs.annotate.checks import lineage
+from stillroom.verbs.annotate.parts import Job
+from stillroom.verbs.annotate.rows import Columns
+from stillroom.verbs.annotate.run import annotate
 
 
 def lines(file: Path) -> list[Any]:
@@ -103,7 +107,7 @@ def test_a_row_that_is_still_bad_stops_the_work_after_all_others_are_mended(job:
 def test_many_mended_rows_end_with_the_bytes_of_a_run_that_had_no_bad_row(
     job: Annotation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "WINDOW_ROWS", 7)
+    monkeypatch.setattr(answering, "WINDOW_ROWS", 7)
     drawn = random.Random(0)
     good = [row(f"please {number} rome") for number in range(60)]
     bad = {number for number in range(60) if drawn.random() < 0.3}
@@ -195,7 +199,13 @@ def test_the_command_ends_with_1_for_a_fault_of_ours(job: Annotation) -> None:
 
 
 def test_an_output_begun_on_one_device_is_of_another_lineage_than_on_the_other(job: Annotation) -> None:
-    opened: Any = SimpleNamespace(manifest=SimpleNamespace(digest="d"), variant="fp32", threads=1)
-    here, there = (runner._lineage(replace(job, device=device), opened) for device in ("cpu", "cuda"))
+    here, there = (
+        lineage(
+            job,
+            Job("", "d", "fp32", 1, device, Columns(), AnswerOptions(), None, "skip", 5, str(job.output)),
+            parts=False,
+        )
+        for device in get_args(Device)
+    )
     assert here != there
     assert "device" not in here  # outputs from before there was a choice can be resumed

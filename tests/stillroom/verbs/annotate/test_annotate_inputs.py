@@ -19,9 +19,10 @@ from serve.errors import BadInput
 from serve.model.pipeline import Pipeline
 from serve.text.answers import AnswerOptions
 from stillroom.verbs.annotate import Annotation, reader, rows
-from stillroom.verbs.annotate.reader import InputFile, input_faults
+from stillroom.verbs.annotate.checks import input_faults
+from stillroom.verbs.annotate.reader import InputFile
 from stillroom.verbs.annotate.rows import Columns
-from stillroom.verbs.annotate.runner import annotate
+from stillroom.verbs.annotate.run import annotate
 
 
 def read(path: Path, **columns: Any) -> list[tuple[Any, str | None]]:

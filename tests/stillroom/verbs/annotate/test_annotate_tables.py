@@ -17,8 +17,8 @@ from test_annotate import told
 from serve.errors import BadInput
 from serve.model.pipeline import Pipeline
 from serve.text.answers import AnswerOptions
-from stillroom.verbs.annotate import tables
-from stillroom.verbs.annotate.runner import Annotation, annotate
+from stillroom.verbs.annotate import Annotation, tables
+from stillroom.verbs.annotate.run import annotate
 
 TEXTS = [f"{'please ' * (number % 5)}{['rome', 'i love it', 'fly'][number % 3]}" for number in range(23)]
 

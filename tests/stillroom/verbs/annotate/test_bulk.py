@@ -25,15 +25,12 @@ from processes import started
 from pyarrow import parquet
 
 from serve.errors import BadInput
-from serve.text.answers import AnswerOptions
-from stillroom.verbs.annotate import Annotation
-from stillroom.verbs.annotate.bulk import plan
-from stillroom.verbs.annotate.bulk.manifest import MANIFEST
-from stillroom.verbs.annotate.bulk.plan import Job
-from stillroom.verbs.annotate.bulk.run import annotate_files, is_bulk, summary
+from stillroom.verbs.annotate import Annotation, reader
+from stillroom.verbs.annotate.checks import is_bulk
+from stillroom.verbs.annotate.parts import MANIFEST
 from stillroom.verbs.annotate.reader import InputFile
-from stillroom.verbs.annotate.rows import Columns
-from stillroom.verbs.annotate.runner import annotate
+from stillroom.verbs.annotate.rows import Start
+from stillroom.verbs.annotate.run import annotate, annotate_files, summary
 
 TEXTS = [f"{'please ' * (number % 5)}{['rome', 'fly to rome', 'fly'][number % 3]}" for number in range(23)]
 
@@ -94,7 +91,7 @@ def whole(plain: Path, inputs: Path, tmp_path_factory: pytest.TempPathFactory) -
     out = tmp_path_factory.mktemp("bulk") / "out"
     document = annotate_files(settings_of(plain, inputs, out, processes=2))
     assert (document["files"], document["rows"], document["parts_before"], document["bad_rows"]) == (7, 230, 0, 0)
-    assert summary(document)[0].startswith("230 rows of 7 files by ")
+    assert summary(document).startswith("230 rows of 7 files by ")
     return out
 
 
@@ -128,11 +125,10 @@ def test_a_part_begins_anywhere_in_a_row_group_of_many_batches(
     plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parquet.write_table(table(), tmp_path / "in.parquet")
-    monkeypatch.setattr(plan, "TABLE_ROWS", 4)
-    with InputFile(tmp_path / "in.parquet") as file:
-        for begin, end in ((0, 23), (9, 11), (12, 23), (7, 17)):
-            job = Job("", "", "", 1, "cpu", Columns(), AnswerOptions(), None, "stop", 5, "")
-            found = list(plan.table_groups(file, job, begin, end))
+    monkeypatch.setattr(reader, "TABLE_ROWS", 4)
+    for begin, end in ((0, 23), (9, 11), (12, 23), (7, 17)):
+        with InputFile(tmp_path / "in.parquet", start=Start(begin)) as file:
+            found = list(file.batches(end))
             assert pa.Table.from_batches([batch for batch, _ in found]).equals(table().slice(begin, end - begin))
             assert [row.line for _, rows in found for row in rows] == list(range(begin + 1, end + 1))
 
@@ -438,7 +434,7 @@ def batches_in(out: Path) -> int:
 def test_a_second_run_on_the_same_output_is_refused(plain: Path, inputs: Path, tmp_path: Path) -> None:
     import fcntl
 
-    from stillroom.verbs.annotate.bulk.run import LOCK
+    from stillroom.verbs.annotate.storage import LOCK
 
     (tmp_path / "out").mkdir()
     with (tmp_path / "out" / LOCK).open("w") as held:

@@ -18,14 +18,13 @@ from test_bulk import digests, parts_of, refused, settings_of
 from serve.errors import BadInput
 from serve.tasks import open_bundle
 from serve.text.answers import AnswerOptions
-from stillroom.verbs.annotate.bulk import run
-from stillroom.verbs.annotate.bulk.annotator import Annotator
-from stillroom.verbs.annotate.bulk.manifest import MANIFEST, PartsManifest
-from stillroom.verbs.annotate.bulk.plan import Job, Part
-from stillroom.verbs.annotate.bulk.run import annotate_files, summary
-from stillroom.verbs.annotate.bulk.storage import DiskFolder, inputs_of, storage_of
-from stillroom.verbs.annotate.reader import Start
-from stillroom.verbs.annotate.rows import Columns
+from stillroom.verbs.annotate import run
+from stillroom.verbs.annotate.annotator import Annotator
+from stillroom.verbs.annotate.inputs import inputs_of
+from stillroom.verbs.annotate.parts import MANIFEST, Job, Part, PartsManifest
+from stillroom.verbs.annotate.rows import Columns, Start
+from stillroom.verbs.annotate.run import annotate_files, summary
+from stillroom.verbs.annotate.storage import DiskFolder, storage_of
 
 
 def job_of(bundle: Path, out: Path) -> Job:
@@ -36,11 +35,11 @@ def job_of(bundle: Path, out: Path) -> Job:
 def annotator_of(job: Job, before: Callable[[], object] = lambda: None) -> Annotator:
     """An annotator that calls `before` when it opens the bundle: after it has checked the input of its first part."""
 
-    def bundle_folder() -> str:
+    def bundle() -> str:
         before()
         return job.bundle
 
-    return Annotator(job, bundle_folder)
+    return Annotator(job, bundle)
 
 
 def write_lines(path: Path, count: int) -> None:
@@ -57,7 +56,7 @@ def test_files_without_rows_are_listed_and_have_no_parts(cities: Path, tmp_path:
     (given / "empty.jsonl").touch()
     (given / "head.csv").write_text("text\n")
     write_table(given / "none.parquet", 0)
-    assert summary(annotate_files(settings_of(cities, given, out))) == [f"{given} has no rows; nothing was done."]
+    assert summary(annotate_files(settings_of(cities, given, out))) == f"{given} has no rows; nothing was done."
     write_lines(given / "a.jsonl", 3)
     for restart in (False, False, True):
         document = annotate_files(settings_of(cities, given, out, restart=restart))

@@ -8,9 +8,9 @@ import pytest
 from test_bulk import parts_of, refused, settings_of
 
 from serve.errors import BadInput
-from stillroom.verbs.annotate.bulk.manifest import MANIFEST
-from stillroom.verbs.annotate.bulk.run import annotate_files
-from stillroom.verbs.annotate.bulk.storage import inputs_of, is_inside
+from stillroom.verbs.annotate.inputs import inputs_of, is_inside
+from stillroom.verbs.annotate.parts import MANIFEST
+from stillroom.verbs.annotate.run import annotate_files
 
 
 @pytest.fixture

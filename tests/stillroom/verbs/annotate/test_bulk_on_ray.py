@@ -26,13 +26,12 @@ from serve.errors import BadInput
 from serve.model.pipeline import Pipeline
 from serve.tasks import open_bundle
 from serve.text.answers import AnswerOptions
-from stillroom.verbs.annotate.bulk import on_ray
-from stillroom.verbs.annotate.bulk.annotator import Ready, versions
-from stillroom.verbs.annotate.bulk.manifest import MANIFEST
-from stillroom.verbs.annotate.bulk.plan import Job
-from stillroom.verbs.annotate.bulk.run import annotate_files
-from stillroom.verbs.annotate.bulk.workers import WorkerGroup
+from stillroom.verbs.annotate import on_ray
+from stillroom.verbs.annotate.annotator import Ready, versions
+from stillroom.verbs.annotate.parts import MANIFEST, Job
 from stillroom.verbs.annotate.rows import Columns
+from stillroom.verbs.annotate.run import annotate_files
+from stillroom.verbs.annotate.workers import WorkerGroup
 
 # Read when Ray is loaded: it sends nothing home.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"

@@ -13,9 +13,9 @@ from lookup_bundles import city_table, write_bundle
 from test_bulk import settings_of
 
 from serve.errors import BadInput
-from stillroom.verbs.annotate.bulk import run
-from stillroom.verbs.annotate.bulk.manifest import MANIFEST
-from stillroom.verbs.annotate.bulk.run import annotate_files
+from stillroom.verbs.annotate import run
+from stillroom.verbs.annotate.parts import MANIFEST
+from stillroom.verbs.annotate.run import annotate_files
 
 s3fs = pytest.importorskip("s3fs", reason="needs s3fs")
 moto = pytest.importorskip("moto.server", reason="needs moto[server]")

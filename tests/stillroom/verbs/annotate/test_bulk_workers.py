@@ -11,10 +11,10 @@ import pytest
 from patience import PATIENCE_S
 
 from serve.text.answers import AnswerOptions
-from stillroom.verbs.annotate.bulk import workers
-from stillroom.verbs.annotate.bulk.plan import Job
-from stillroom.verbs.annotate.bulk.workers import LocalWorker, WorkerGroup
+from stillroom.verbs.annotate import workers
+from stillroom.verbs.annotate.parts import Job
 from stillroom.verbs.annotate.rows import Columns
+from stillroom.verbs.annotate.workers import LocalWorker, WorkerGroup
 
 
 def test_a_worker_that_is_started_again_forgets_the_process_that_died(tmp_path: Path) -> None:

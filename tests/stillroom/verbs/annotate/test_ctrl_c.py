@@ -7,7 +7,7 @@ from threading import Thread
 
 import pytest
 
-from stillroom.verbs.annotate.ctrl_c import ctrl_c_kept
+from stillroom.verbs.annotate.workers import ctrl_c_kept
 
 
 class Freed:

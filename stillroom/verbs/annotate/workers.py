@@ -5,18 +5,20 @@ import multiprocessing
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from types import FrameType
 from typing import Any, Protocol
 
 from serve.errors import BadInput, InternalError, StillroomError
 from stillroom.console import say
-from stillroom.verbs.annotate.bulk.annotator import Annotator, Ready
-from stillroom.verbs.annotate.bulk.plan import Job, Part
+from stillroom.verbs.annotate.annotator import Annotator, Ready
+from stillroom.verbs.annotate.parts import Job, Part
 
 # Items that were given to workers this often, and each of them died, are given up. So are workers that die so often at their start.
 MOST_DEATHS = 3
@@ -27,13 +29,13 @@ LOOK_EVERY_S = 1.0
 
 
 class Worker(Protocol):
-    """A process that has an `Annotator`."""
+    """A process that has an `Annotator`. The futures give what that gives, or the StillroomError that it raised."""
 
     def start(self) -> "Future[Any]":
-        """Starts the process, or another one after it died. The future gives its `Ready`, or a StillroomError."""
+        """Starts the process, or another one after it died. The future gives its `Ready`."""
 
     def submit(self, method: str, item: Any) -> "Future[Any]":
-        """Calls a method of the `Annotator`. The future gives its result, or the StillroomError that it raised."""
+        """Calls a method of the `Annotator`."""
 
     def died(self, error: Exception) -> bool:
         """Whether the exception of a future says that its process died. Another one is a bug."""
@@ -199,20 +201,52 @@ def _end_with(parent: Any) -> None:
     os._exit(1)
 
 
+def _called(method: str, item: Any) -> Any:
+    assert _annotator is not None
+    return _annotator.call(method, item)
+
+
 def settle_threads(threads: int) -> None:
     """Bounds the tokenizer's threads, which are one for every core otherwise. Call it before tokenizers is loaded."""
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
     os.environ["RAYON_NUM_THREADS"] = str(threads)
 
 
-def called(annotator: Annotator, method: str, item: Any) -> Any:
-    """The result of a method of `annotator`, or the StillroomError that it raised."""
+@contextlib.contextmanager
+def ctrl_c_kept() -> Iterator[Callable[[], None]]:
+    """Gives a function that raises KeyboardInterrupt once Ctrl-C was pressed. Call it now and then.
+
+    Python raises KeyboardInterrupt wherever the main thread is. Where that is the callback of a weak reference, Python prints and
+    drops it; work that frees thousands of tasks is there for much of its time. Here it is kept, and not printed. A handler of the
+    caller's own stays as it is.
+    """
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield lambda: None
+        return
+    pressed = False
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed = True
+        raise KeyboardInterrupt
+
+    def check() -> None:
+        if pressed:
+            raise KeyboardInterrupt
+
+    told_before = sys.unraisablehook
+
+    def tell(dropped: "sys.UnraisableHookArgs") -> None:
+        if dropped.exc_type is not KeyboardInterrupt:
+            told_before(dropped)
+
+    signal.signal(signal.SIGINT, handle)
+    sys.unraisablehook = tell
     try:
-        return getattr(annotator, method)(*(() if item is None else (item,)))
-    except StillroomError as fault:
-        return fault
-
-
-def _called(method: str, item: Any) -> Any:
-    assert _annotator is not None
-    return called(_annotator, method, item)
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.unraisablehook = told_before

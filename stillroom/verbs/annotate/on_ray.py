@@ -23,9 +23,9 @@ from serve.bundle.fetched import kept
 from serve.bundle.manifest import MANIFEST, Bundle
 from serve.errors import BadInput, BundleError, StillroomError
 from serve.tasks import open_bundle
-from stillroom.verbs.annotate.bulk.annotator import Annotator, Ready, bundle_changed, versions
-from stillroom.verbs.annotate.bulk.plan import Job
-from stillroom.verbs.annotate.bulk.workers import Worker, called, settle_threads
+from stillroom.verbs.annotate.annotator import Annotator, Ready, bundle_changed, versions
+from stillroom.verbs.annotate.parts import Job
+from stillroom.verbs.annotate.workers import settle_threads
 
 LOCAL = "local"
 INSTALL_RAY = 'pip install "stillroom[ray]"'
@@ -51,7 +51,7 @@ def load_ray(address: str) -> Any:
 
 
 @contextmanager
-def ray_workers(address: str, job: Job, processes: int | None) -> Iterator[list[Worker]]:
+def ray_workers(address: str, job: Job, processes: int | None) -> Iterator[list["RayWorker"]]:
     """Workers on the cluster at `address`, or on one of this machine's cores that lasts as long as this context.
 
     Raises:
@@ -61,21 +61,17 @@ def ray_workers(address: str, job: Job, processes: int | None) -> Iterator[list[
     with redirect_stdout(sys.stderr):
         ray = _connected(address, job, processes)
         try:
-            yield _workers(ray, address, job, processes)
+            cpus = int(ray.cluster_resources().get("CPU", 0))
+            count = processes or cpus // job.threads
+            if count * job.threads > cpus or not count:
+                raise BadInput(
+                    f"--ray {address} has {cpus} CPUs, and {count or 1} x {job.threads} are asked for; give fewer --processes or "
+                    "--threads, or a larger cluster"
+                )
+            files = ray.put(_files_of(job))
+            yield [RayWorker(ray, job, files) for _ in range(count)]
         finally:
             ray.shutdown()
-
-
-def _workers(ray: Any, address: str, job: Job, processes: int | None) -> "list[Worker]":
-    cpus = int(ray.cluster_resources().get("CPU", 0))
-    count = processes or cpus // job.threads
-    if count * job.threads > cpus or not count:
-        raise BadInput(
-            f"--ray {address} has {cpus} CPUs, and {count or 1} x {job.threads} are asked for; give fewer --processes or "
-            "--threads, or a larger cluster"
-        )
-    files = ray.put(_files_of(job))
-    return [RayWorker(ray, job, files) for _ in range(count)]
 
 
 def check_node(ready: Ready) -> None:
@@ -184,7 +180,7 @@ class _Actor:
 
     def call(self, method: str, item: Any) -> Any:
         """The result of a method of the `Annotator`, or the StillroomError that it raised, with the node's name."""
-        result = called(self._annotator, method, item)
+        result = self._annotator.call(method, item)
         if isinstance(result, StillroomError):
             return type(result)(f"node {platform.node()}: {result.message}")
         return result
