@@ -36,7 +36,7 @@ CHUNK_BYTES = 1 << 24  # of files that are sent at once
 
 
 @dataclass(frozen=True)
-class Share:
+class ProcessShare:
     """Part `number` (from 0) of the `of` parts that a step's batch is cut into, across processes and accumulation steps."""
 
     number: int = 0
@@ -99,14 +99,14 @@ def begin_with(processes: int) -> None:
     _training.began_with = processes
 
 
-def shares(accumulate: int) -> list[Share]:
+def shares(accumulate: int) -> list[ProcessShare]:
     """The `accumulate` shares of each batch that this process computes, in order; more if the training began with more processes.
 
     Two processes cut a batch into the same parts as one process with `accumulate=2`, or one that goes on with the training of two.
     """
     parts = max(_training.began_with, count()) * accumulate
-    first, end = Share(rank(), count()).bounds(parts)
-    return [Share(number, parts) for number in range(first, end)]
+    first, end = ProcessShare(rank(), count()).bounds(parts)
+    return [ProcessShare(number, parts) for number in range(first, end)]
 
 
 def check_launch() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from latency.candidates.candidate import Candidate, size_bytes
 from latency.candidates.end_to_end import Text
-from latency.measure.interleave import Patience, Progress, Worker, at_work, measure
+from latency.measure.interleave import Progress, StoppingRule, Worker, measure, start_workers
 from latency.measure.machine import MachineFacts, machine_facts
 from latency.measure.result_document import CandidateRow, ModelRow, ProfileDocument, RatioRow, Work
 from latency.measure.statistics import Measurement, ratio
@@ -58,7 +58,7 @@ def time_grid(
     """Times `candidates` on every batch size and length in tokens, and compares each with the first, the reference.
 
     `metrics` holds the task metric by candidate name; `machine` is read now if it is not given. `keep` gets the document
-    after each timed workload. Raises BadInput for a metric of an unknown candidate, and what `at_work` and `from_texts`
+    after each timed workload. Raises BadInput for a metric of an unknown candidate, and what `start_workers` and `from_texts`
     raise.
     """
     names = [candidate.name for candidate in candidates]
@@ -68,7 +68,7 @@ def time_grid(
     machine = machine or machine_facts()  # before measuring, which would raise the load average
     document = ProfileDocument(machine=machine, candidates=[], ratios=[])
     workloads = grid(texts, tokenizer, plan)
-    with at_work(candidates, workloads, progress=progress) as workers:
+    with start_workers(candidates, workloads, progress=progress) as workers:
         clock = _Clock(progress, plan.seconds)
         for rows, ratios in _time_grid(workers, workloads, plan, plan.seconds, seed, clock):
             for row in rows:
@@ -106,7 +106,7 @@ def time_all(
     """Times the grid, and each candidate on the first `texts` texts: single stream, offline and server; adds costs.
 
     `keep` gets the results so far after each timed workload and scenario. `workers` are those of
-    `latency.measure.interleave.at_work`, which gave them the same `workloads` and the texts. The scenarios leave out
+    `latency.measure.interleave.start_workers`, which gave them the same `workloads` and the texts. The scenarios leave out
     candidates that cannot read text.
     """
     reading = {name: worker for name, worker in workers.items() if worker.candidate.reads and texts}
@@ -138,14 +138,14 @@ def time_all(
         timed.ratios.extend(ratios)
         keep(timed)
     if reading:
-        patience = Patience(stream_s, plan.tight)
+        patience = StoppingRule(stream_s, plan.tight)
         progress = clock.part("single stream", stream_s)
         streams = single_stream(reading, texts, patience=patience, seed=seed, progress=progress)
         for name, stream in streams.items():
             rows[name]["single_stream"] = stream
         keep(timed)
         slowest = min(stream["texts_per_s"] for stream in streams.values())
-        patience = Patience(offline_s, plan.tight)
+        patience = StoppingRule(offline_s, plan.tight)
         progress = clock.part("offline", offline_s)
         passes = offline(reading, texts, slowest, patience=patience, seed=seed, progress=progress)
         for name, each in passes.items():
@@ -213,7 +213,7 @@ def _time_grid(
     """Yields the rows and ratios of each workload after it is timed."""
     each_s = seconds / len(workloads)
     for workload in workloads:
-        patience = Patience(each_s, plan.tight)
+        patience = StoppingRule(each_s, plan.tight)
         measured = measure(workers, workload, patience=patience, seed=seed, progress=clock.part(workload.name, each_s))
         rows = [_row(workers[each.candidate].candidate, each, seed) for each in measured]
         ratios = []

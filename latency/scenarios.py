@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from latency.candidates.candidate import Candidate
 from latency.load.arrivals import highest_rate, late_allowed, poisson_s
-from latency.measure.interleave import Patience, Progress, Worker, measurement_of, take_turns
+from latency.measure.interleave import Progress, StoppingRule, Worker, interleave_turns, measurement_of
 from latency.measure.result_document import Offline, Server, SingleStream, SweepRow, Trial
 from latency.measure.statistics import Measurement, paired_ratio, ratio
 from latency.measure.worker import OfflineTurn, StreamTurn
@@ -47,7 +47,7 @@ def single_stream(
     workers: Mapping[str, Worker],
     texts: int,
     *,
-    patience: Patience,
+    patience: StoppingRule,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> dict[str, SingleStream]:
@@ -69,7 +69,7 @@ def single_stream(
     def take(worker: Worker, turn: int) -> StreamTurn:
         return worker.stream(chosen(turn), passes[worker.candidate.name])
 
-    logs, stopped = take_turns(workers, take, lambda each: each["samples_ms"], patience, seed, progress)
+    logs, stopped = interleave_turns(workers, take, lambda each: each["samples_ms"], patience, seed, progress)
     rows: dict[str, SingleStream] = {}
     first: Measurement | None = None
     for name, log in logs.items():
@@ -100,7 +100,7 @@ def offline(
     texts: int,
     slowest_texts_per_s: float,
     *,
-    patience: Patience,
+    patience: StoppingRule,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> dict[str, Offline]:
@@ -118,7 +118,7 @@ def offline(
     def take(worker: Worker, _turn: int) -> OfflineTurn:
         return worker.offline(count, budgets[worker.candidate.name])
 
-    logs, _ = take_turns(workers, take, lambda each: [1e3 * each["wall_s"]], patience, seed, progress)
+    logs, _ = interleave_turns(workers, take, lambda each: [1e3 * each["wall_s"]], patience, seed, progress)
     rows: dict[str, Offline] = {}
     for name, log in logs.items():
         passes_s = np.array([turn["wall_s"] for turn in log.turns])

@@ -29,7 +29,7 @@ from compress.data.corpus import CorpusText, Piece, chunks, tokenised
 from compress.data.encoded import pad_id_of
 from compress.data.texts import TextFiles
 from compress.methods.catalogue import METHODS, Sizes
-from compress.models.activations import Part, living_layers, read, relative_changes
+from compress.models.activations import Part, active_layers, read, relative_changes
 from compress.models.families import layers_of
 from compress.models.grow_teacher import grown
 from compress.models.initialise import shape_in
@@ -136,7 +136,7 @@ def _measured(smaller: Opened, opened: Opened, given: argparse.Namespace) -> dic
     return {
         "relative_changes": _rounded(changes),
         "with_scale": _rounded(relative_changes(model, inputs, rescaled=False)),
-        "living": living_layers(changes),
+        "living": active_layers(changes),
         "twin_correlation": {of: round(r, 3) for of, r in twin_correlation(model, inputs).items()},
         "cosine_to_smaller": round(float(torch.nn.functional.cosine_similarity(ours, theirs, dim=-1).mean()), 3),
     }

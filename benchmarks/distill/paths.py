@@ -27,7 +27,7 @@ from torch.nn import functional
 from compress.data.batches import inputs_for
 from compress.data.corpus import CorpusText, chunks
 from compress.data.texts import read_texts
-from compress.distributed import Share
+from compress.distributed import ProcessShare
 from compress.evaluation.predictions import row_logits
 from compress.losses.vectors import dot_scores, split_heads
 from compress.methods.catalogue import Stage
@@ -67,7 +67,7 @@ def plain(
         attention = model.encoder.layer[layer - 1].attention.self  # type: ignore[union-attr, index]
         return [split_heads(part(states), term.heads) for part in (attention.query, attention.key, attention.value)]
 
-    def loss_at(step: int, _share: Share) -> dict[str, Tensor]:
+    def loss_at(step: int, _share: ProcessShare) -> dict[str, Tensor]:
         batch = text.at(step)
         with torch.no_grad():
             theirs = relations(teacher, term.teacher_layer, batch.inputs)

@@ -21,7 +21,7 @@ import numpy as np
 import onnxruntime as ort
 
 from latency.candidates.candidate import Candidate
-from latency.measure.interleave import Worker, at_work, timing_environment
+from latency.measure.interleave import Worker, start_workers, timing_environment
 from latency.measure.statistics import paired_ratio
 from latency.measure.worker import inputs_of
 from latency.measure.workloads import Workload
@@ -95,7 +95,7 @@ def main() -> None:
             ("torch", Candidate("torch", "torch", "fp32", given.checkpoint, 1), given.checkpoint),
             ("onnxruntime", Candidate("onnxruntime", "onnxruntime", "fp32", graph, 1), bundle.path),
         ):
-            with at_work([candidate], [rows]) as workers:
+            with start_workers([candidate], [rows]) as workers:
                 other = lambda b=backend, m=model, t=tokens: theirs(given.optimum, b, m.absolute(), task, t)  # noqa: E731
                 ours, others = in_turns(given.rounds, workers[candidate.name], rows, other)
             say(f"{backend} fp32, 1 x {tokens}, optimum-benchmark", others, ours)

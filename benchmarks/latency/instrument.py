@@ -26,7 +26,7 @@ import numpy as np
 
 from export.graph.exporter import export_graph
 from latency.candidates.candidate import Candidate
-from latency.measure.interleave import Patience, at_work, measure
+from latency.measure.interleave import StoppingRule, measure, start_workers
 from latency.measure.machine import machine_facts
 from latency.measure.statistics import Ratio, ratio
 from latency.measure.workloads import Workload
@@ -56,13 +56,13 @@ def encoder(folder: Path, layers: int) -> Path:
     return folder / f"{layers}.onnx"
 
 
-def in_turns_and_alone(a: Path, b: Path, patience: Patience) -> tuple[float, float]:
+def in_turns_and_alone(a: Path, b: Path, patience: StoppingRule) -> tuple[float, float]:
     """The ratio of `a`'s median time to `b`'s: taking turns, and one after the other."""
     workload, candidates = (
         work(0),
         [Candidate(name, "onnxruntime", "fp32", file, 1) for name, file in (("a", a), ("b", b))],
     )
-    with at_work(candidates, [workload]) as workers:
+    with start_workers(candidates, [workload]) as workers:
         first, second = (row.p50_ms for row in measure(workers, workload, patience=patience))
         alone = [measure({name: worker}, workload, patience=patience)[0].p50_ms for name, worker in workers.items()]
     return first / second, alone[0] / alone[1]
@@ -74,11 +74,11 @@ def work(seed: int) -> Workload:
     return Workload(f"batch 1 x {TOKENS} tokens", 1, TOKENS, input_ids)
 
 
-def compared(a: Path, b: Path, patience: Patience, seed: int) -> tuple[Ratio, dict[str, object]]:
+def compared(a: Path, b: Path, patience: StoppingRule, seed: int) -> tuple[Ratio, dict[str, object]]:
     """The ratio of `a`'s time to `b`'s, each in its own process."""
     workload = work(seed)
     candidates = [Candidate("a", "onnxruntime", "fp32", a, 1), Candidate("b", "onnxruntime", "fp32", b, 1)]
-    with at_work(candidates, [workload]) as workers:
+    with start_workers(candidates, [workload]) as workers:
         first, second = measure(workers, workload, patience=patience, seed=seed)
     return ratio(first, second), dict(first.conditions)
 
@@ -87,12 +87,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--equal", type=int, default=400)
     parser.add_argument("--more", type=int, default=100)
-    parser.add_argument("--seconds", type=float, default=Patience.seconds)
+    parser.add_argument("--seconds", type=float, default=StoppingRule.seconds)
     parser.add_argument("--alone", type=int, default=0)
     parser.add_argument("--loaded", action="store_true")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    patience = Patience(seconds=given.seconds)
+    patience = StoppingRule(seconds=given.seconds)
     rows = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -112,7 +112,7 @@ def main() -> None:
         alone = []
         if given.alone:
             deep = encoder(folder, 3 * LAYERS)
-            alone = [in_turns_and_alone(deep, equal, Patience(seconds=1.5, tight=0.01)) for _ in range(given.alone)]
+            alone = [in_turns_and_alone(deep, equal, StoppingRule(seconds=1.5, tight=0.01)) for _ in range(given.alone)]
             shares = [turns / lonely for turns, lonely in alone]
             print(
                 f"ratio in turns by the ratio alone: median {np.median(shares):.3f}, from {min(shares):.3f} to {max(shares):.3f}"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from compress.data.encoded import IGNORED, Encoded
 from compress.data.sampler import Sampler
-from compress.distributed import Share
+from compress.distributed import ProcessShare
 
 BATCH_TOKENS = 2_048  # padded tokens of a prediction batch: enough for the matrix units, and small enough for the cache
 
@@ -71,7 +71,7 @@ def labelled_rows(targets: Tensor) -> Tensor:
     return ~targets.isnan() if are_numbers(targets) else targets != IGNORED
 
 
-def part_of(batch: Batch, share: Share) -> Batch:
+def part_of(batch: Batch, share: ProcessShare) -> Batch:
     """The rows of `batch` in `share`. Means over the parts, times their weights, add up to the mean over the whole batch.
 
     An empty part holds the first row with weight 0, so that every part gives gradients to the same parameters.

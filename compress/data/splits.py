@@ -24,7 +24,7 @@ from compress.data.file_formats import SUFFIXES, suffix_of
 from compress.data.labelled_files import ENTITIES_AS_JSON, LabelledFile, faults_of, no_rows, read_file, read_names
 from compress.data.row_fields import BadRows
 from compress.data.task import Task
-from compress.data.teacher_labels import Held, TeacherLabels
+from compress.data.teacher_labels import CachedLabels, TeacherLabels
 from compress.input_errors import Faults
 from serve.errors import BadInput
 
@@ -256,7 +256,7 @@ def _answered(teacher: TeacherLabels, others: list[Example]) -> list[Example]:
     """
     multi_label = is_multi_label(others)
     teacher.check_kind(multi_label=multi_label, relations=are_relations(others))
-    held = Held(others)
+    held = CachedLabels(others)
     texts = teacher.examples(multi_label=multi_label)
     train = [example for example in texts if example not in held]
     if not train:

@@ -56,7 +56,7 @@ class TeacherLabels:
 
     def without(self, examples: Iterable[Example], label: str = "") -> "TeacherLabels":
         """The answers to all texts but those of `examples`, whatever blanks are around them, and those whose answer is `label`."""
-        held = Held(examples)
+        held = CachedLabels(examples)
         kept = {
             key: answer
             for key, answer in self.answers.items()
@@ -197,7 +197,7 @@ def read_teacher_labels(paths: Sequence[Path], task: Task, columns: Columns = US
     return TeacherLabels(files, task, answers, digest)
 
 
-class Held:
+class CachedLabels:
     """Texts that must not be learned. `in` compares without the blanks around a text."""
 
     def __init__(self, examples: Iterable[Example]) -> None:

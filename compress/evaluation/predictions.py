@@ -8,13 +8,13 @@ import torch
 from compress import distributed
 from compress.data.batches import batches_by_length, collate, rows_of, to_device
 from compress.data.encoded import Encoded
-from compress.distributed import Share
+from compress.distributed import ProcessShare
 
-WHOLE = Share()
+WHOLE = ProcessShare()
 
 
 def row_logits(
-    model: Any, encoded: Encoded, *, remap: np.ndarray | None = None, advance: Any = None, share: Share = WHOLE
+    model: Any, encoded: Encoded, *, remap: np.ndarray | None = None, advance: Any = None, share: ProcessShare = WHOLE
 ) -> list[np.ndarray]:
     """The logits of each text, (rows, labels), in order; `advance(texts)` is called after each batch.
 
@@ -42,7 +42,7 @@ def row_logits(
 
 def shared_row_logits(model: Any, encoded: Encoded, advance: Any = None) -> list[np.ndarray] | None:
     """`row_logits` in the main process, None in the others; each process computes its share."""
-    share = Share(distributed.rank(), distributed.count())
+    share = ProcessShare(distributed.rank(), distributed.count())
     parts = distributed.collect(row_logits(model, encoded, advance=advance, share=share))
     if parts is None:
         return None

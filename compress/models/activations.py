@@ -239,10 +239,10 @@ def _change(before: Tensor, after: Tensor, rescaled: bool) -> Tensor:
     return change
 
 
-def living_layers(changes: Sequence[float]) -> tuple[int, ...]:
+def active_layers(changes: Sequence[float]) -> tuple[int, ...]:
     """The layers, from 1, that live by their `relative_changes`.
 
-    >>> living_layers([0.5, 0.02, 0.4, 0.1])
+    >>> active_layers([0.5, 0.02, 0.4, 0.1])
     (1, 3, 4)
     """
     return tuple(number for number, change in enumerate(changes, 1) if change >= LIVES)
@@ -254,4 +254,4 @@ def nearest_living(layer: int, changes: Sequence[float]) -> int:
     >>> nearest_living(2, [0.5, 0.02, 0.4]), nearest_living(1, [0.02, 0.03, 0.4])
     (1, 3)
     """
-    return min(living_layers(changes), key=lambda other: (abs(other - layer), other), default=layer)
+    return min(active_layers(changes), key=lambda other: (abs(other - layer), other), default=layer)

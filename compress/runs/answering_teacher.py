@@ -10,7 +10,7 @@ from compress.data.encoded import Encoded
 from compress.data.examples import Example, Splits, check_kind
 from compress.data.label_checks import some
 from compress.data.task import Task
-from compress.data.teacher_labels import Held, TeacherLabels
+from compress.data.teacher_labels import CachedLabels, TeacherLabels
 from compress.evaluation.metrics import Score
 from compress.models.answering import AnsweringTeacher, find_answering
 from compress.models.families import FAMILIES
@@ -149,7 +149,7 @@ def with_answers(inputs: TaskInputs, teacher: TeacherLabels) -> TaskInputs:
     if splits.answered:
         splits = _whole(inputs, teacher)
         inputs = replace(inputs, splits=splits)
-    held = Held((*splits.train, *splits.validation, *splits.test))
+    held = CachedLabels((*splits.train, *splits.validation, *splits.test))
     others = [each for each in teacher.examples(multi_label=splits.multi_label) if each not in held]
     of_others = teacher.logits(inputs.encoded(others), others) if others else []
     further = [

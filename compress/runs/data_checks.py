@@ -175,7 +175,7 @@ def read_further(
     return FurtherTexts(examples, outside, len(every) - len(new), notes)
 
 
-def set_apart(splits: Splits, label: str) -> tuple[Splits, Splits]:
+def hold_out_label(splits: Splits, label: str) -> tuple[Splits, Splits]:
     """`splits` without the texts labelled `label`, which are out of scope; and those texts.
 
     Raises:

@@ -19,7 +19,7 @@ from compress.data.task import Task
 from compress.methods.catalogue import HEAD_STAGE, Stage
 from compress.methods.objectives import Projections
 from compress.models import task_heads
-from compress.models.activations import LIVES, Part, living_layers, nearest_living, relative_changes, sources_of
+from compress.models.activations import LIVES, Part, active_layers, nearest_living, relative_changes, sources_of
 from compress.models.families import encoder_of
 from compress.models.initialise import is_checkpoint
 from compress.models.pretrained import Opened, has_vocabulary_head, load, load_encoder, open_model
@@ -241,7 +241,7 @@ def on_living_layers(stage: Stage, changes: Sequence[float]) -> tuple[Stage, tup
         changes: the teacher's `relative_changes`.
     """
     terms = stage.objective.layers
-    dead = sorted({term.teacher_layer for term in terms} - {0, *living_layers(changes)})
+    dead = sorted({term.teacher_layer for term in terms} - {0, *active_layers(changes)})
     said = []
     for layer in dead:
         other = nearest_living(layer, changes)

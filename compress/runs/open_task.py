@@ -19,7 +19,7 @@ from compress.models.pretrained import Opened, open_model, open_tokenizer, with_
 from compress.models.shapes import USUAL_STUDENT, Shape, shape_of
 from compress.progress import Notify, silent
 from compress.runs.answering_teacher import answering_teacher, labels_of, with_answers, with_encoder_settings
-from compress.runs.data_checks import keeps_head, labels_for, refuse_in_scope, set_apart, warnings_of
+from compress.runs.data_checks import hold_out_label, keeps_head, labels_for, refuse_in_scope, warnings_of
 from compress.runs.hardware import on_this_machine
 from compress.runs.method_chain import (
     Chain,
@@ -176,7 +176,7 @@ def _data(
     read = partial(read_splits, settings.data, task, columns, seed=settings.seed, train_from=answers)
     splits = faults.check(partial(read, revision=settings.data_revision))
     if splits and settings.out_of_scope:
-        return *(faults.check(partial(set_apart, splits, settings.out_of_scope)) or (None, None)), answers
+        return *(faults.check(partial(hold_out_label, splits, settings.out_of_scope)) or (None, None)), answers
     return splits, None, answers
 
 

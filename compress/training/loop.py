@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from compress import distributed
-from compress.distributed import Share
+from compress.distributed import ProcessShare
 from compress.losses.outputs import total
 from compress.methods.presets import Schedule
 from compress.models.precision import check_precision, computing
@@ -85,7 +85,7 @@ Report = Callable[[int, int, float, float | None], None]
 
 def train(
     model: Any,
-    loss_at: Callable[[int, Share], dict[str, Tensor]],
+    loss_at: Callable[[int, ProcessShare], dict[str, Tensor]],
     schedule: Schedule,
     settings: StageSettings,
     *,
@@ -207,7 +207,7 @@ class _Terms:
 
 def _step(
     model: Any,
-    loss_at: Callable[[int, Share], dict[str, Tensor]],
+    loss_at: Callable[[int, ProcessShare], dict[str, Tensor]],
     step: int,
     settings: StageSettings,
     scaler: torch.amp.GradScaler,

@@ -15,7 +15,7 @@ from compress.data.batches import Batch, TaskText, inputs_for, moved, part_of, t
 from compress.data.encoded import Encoded
 from compress.data.examples import Example
 from compress.data.sampler import Sampler
-from compress.distributed import Share
+from compress.distributed import ProcessShare
 from compress.evaluation.predictions import row_logits
 from compress.losses.tiled_relations import expect
 from compress.methods.catalogue import Stage
@@ -116,7 +116,7 @@ def train_stage(
         remap = stack.enter_context(rows_narrowed(student, text, objective))
         batches = stack.enter_context(closing(Prefetcher(text.at, schedule.steps)))
 
-        def loss_at(step: int, share: Share) -> dict[str, Tensor]:
+        def loss_at(step: int, share: ProcessShare) -> dict[str, Tensor]:
             return step_losses(objective, teacher, student, part_of(batches.at(step), share), maps, remap)
 
         return train(

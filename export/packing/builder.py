@@ -16,9 +16,8 @@ from export.packing.variants import Gate, Split, Variants, run_name
 from export.packing.writer import pack
 from export.precision.int8_search import Evaluator, Verdict, with_intervals
 from export.settings import Precision
-from export.validation.promises import Kept, Promise, answers_of, with_outside
-from export.validation.promises import in_words as promises_in_words
-from export.validation.temperature import Confidence, Reliability, in_words
+from export.validation.promises import Kept, PrecisionGuarantee, answers_of, describe_promises, with_outside
+from export.validation.temperature import Confidence, Reliability, describe_confidence
 from serve.bundle.manifest import ONNX_NAMES, SCHEMA_VERSION, Manifest, Variant
 from serve.errors import GateMissed
 
@@ -107,7 +106,7 @@ class ModelReport:
         return {variant: found[variant] for variant in self.packed if variant in found}
 
     @property
-    def promises(self) -> dict[Precision, list[Promise]]:
+    def promises(self) -> dict[Precision, list[PrecisionGuarantee]]:
         """The promises of each variant in the bundle."""
         return {variant: made for variant, made in self.variants.promises.items() if variant in self.packed}
 
@@ -253,4 +252,7 @@ class ModelReport:
 
     def _confidence_lines(self) -> list[str]:
         test = self.test or OnTest({}, {})
-        return [*in_words(self.confidence, test.reliability), *promises_in_words(self.promises, test.promises)]
+        return [
+            *describe_confidence(self.confidence, test.reliability),
+            *describe_promises(self.promises, test.promises),
+        ]

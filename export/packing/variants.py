@@ -22,7 +22,7 @@ from export.precision.int8_preparation import Prepared, with_exact_sums
 from export.precision.int8_search import Evaluator, Judged, Progress, Search, Verdict, find_int8
 from export.settings import ATOL, VARIANTS, Precision, VariantSettings
 from export.validation.parity import Parity, Text, graph_parity, variant_parity
-from export.validation.promises import Promise, answers_of, make_promise, with_outside
+from export.validation.promises import PrecisionGuarantee, answers_of, make_promise, with_outside
 from export.validation.temperature import Confidence, choose_confidence, validation_scores
 from serve.bundle.manifest import ONNX_NAMES, ValidationScores
 from serve.bundle.runtimes import Runtime, has_openvino
@@ -92,7 +92,7 @@ class Variants:
     """By the same names."""
     confidence: dict[Precision, Confidence] = field(default_factory=dict)
     """By precision, in the runtime that the manifest pins."""
-    promises: dict[Precision, list[Promise]] = field(default_factory=dict)
+    promises: dict[Precision, list[PrecisionGuarantee]] = field(default_factory=dict)
     """The same."""
     scores: dict[Precision, ValidationScores] = field(default_factory=dict)
     """How sure each is of its answers to validation, in the runtime that the manifest pins."""

@@ -64,7 +64,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Promise:
+class PrecisionGuarantee:
     """A precision or a recall of the answers whose score is `min_score` or more."""
 
     of: PromiseKind
@@ -140,7 +140,7 @@ def _entities(answer: object) -> frozenset[object]:
     return answer if isinstance(answer, frozenset) else frozenset()
 
 
-def make_promise(text: str, answers: Answers, confidence: float, *, apart: bool = False) -> Promise:
+def make_promise(text: str, answers: Answers, confidence: float, *, apart: bool = False) -> PrecisionGuarantee:
     """The promise that `text` names, with the threshold that keeps it and gives most answers, or for a recall the fewest wrong ones.
 
     Args:
@@ -163,7 +163,7 @@ def make_promise(text: str, answers: Answers, confidence: float, *, apart: bool 
             f"--promise {text} cannot be kept with a confidence of {confidence:g} on the {len(answers.wanted):,} texts of {of}: "
             f"{possible}. Ask for less, give more of these texts, or a better model."
         )
-    return Promise(kind, asked, confidence, passed, kept(kind, answers, passed), apart)
+    return PrecisionGuarantee(kind, asked, confidence, passed, kept(kind, answers, passed), apart)
 
 
 def kept(kind: PromiseKind, answers: Answers, min_score: float) -> Kept:
@@ -225,7 +225,9 @@ def _holds(kind: PromiseKind, answers: Answers, min_score: float, asked: float, 
     return float(betainc(right, count - right + 1, asked)) <= risk
 
 
-def in_words(promises: Mapping[Precision, Sequence[Promise]], test: Mapping[Precision, Sequence[Kept]]) -> list[str]:
+def describe_promises(
+    promises: Mapping[Precision, Sequence[PrecisionGuarantee]], test: Mapping[Precision, Sequence[Kept]]
+) -> list[str]:
     """A line for each promise of each variant, for report and card: its threshold, and its share on `test`, else where it was made."""
     lines = []
     for variant, made in promises.items():

@@ -222,7 +222,7 @@ def validation_scores(encoded: Encoded, logits: Sequence[np.ndarray], temperatur
     return ValidationScores(len(sure), *(round(float(each), 6) for each in found))
 
 
-def in_words(confidence: Mapping[Precision, Confidence], test: Mapping[Precision, Reliability]) -> list[str]:
+def describe_confidence(confidence: Mapping[Precision, Confidence], test: Mapping[Precision, Reliability]) -> list[str]:
     """A line for each variant, for report and card: what was chosen, and its results on `test`, else on validation."""
     lines = []
     for variant, chosen in confidence.items():

@@ -48,7 +48,7 @@ TurnKind = TypeVar("TurnKind", TimedTurn, StreamTurn, OfflineTurn)
 
 
 @dataclass(frozen=True)
-class Patience:
+class StoppingRule:
     """When the turns on one workload end."""
 
     seconds: float = 10.0
@@ -61,7 +61,7 @@ class Patience:
 
 
 @contextmanager
-def at_work(
+def start_workers(
     candidates: Sequence[Candidate],
     workloads: Sequence[Workload],
     texts: Sequence[Text] = (),
@@ -102,7 +102,7 @@ def measure(
     workers: "Mapping[str, Worker]",
     workload: Workload,
     *,
-    patience: Patience = Patience(),
+    patience: StoppingRule = StoppingRule(),
     seed: int = 0,
     progress: Progress | None = None,
 ) -> list[Measurement]:
@@ -125,7 +125,7 @@ def measure(
     def take(worker: Worker, _turn: int) -> TimedTurn:
         return worker.run(workload, seconds=patience.turn_seconds, least=1, most=MOST_PER_TURN)
 
-    logs, stopped = take_turns(workers, take, lambda each: each["samples_ms"], patience, seed, progress)
+    logs, stopped = interleave_turns(workers, take, lambda each: each["samples_ms"], patience, seed, progress)
     return [
         measurement_of(workers[name], log, stopped, batch=workload.batch, tokens=workload.tokens)
         for name, log in logs.items()
@@ -143,11 +143,11 @@ class Log(Generic[TurnKind]):
     joules: float | None = 0.0  # of all processor packages; None without energy counters
 
 
-def take_turns(
+def interleave_turns(
     workers: "Mapping[str, Worker]",
     take: "Callable[[Worker, int], TurnKind]",
     samples_ms: Callable[[TurnKind], list[float]],
-    patience: Patience,
+    patience: StoppingRule,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> tuple[dict[str, Log[TurnKind]], str]:

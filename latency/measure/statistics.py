@@ -25,7 +25,7 @@ RESAMPLES = 400
 # Standard deviation of the logarithm of a ratio between pairs of processes of the same model, which differ in their place in
 # memory. 400 pairs of a 0.5 ms encoder, 2026-11-23, benchmarks/latency/instrument.py: without it, 9 % of the intervals of
 # equal pairs left out a ratio of 1, instead of 5 %.
-PROCESS_LUCK = 0.003
+BETWEEN_PROCESS_SD = 0.003
 # Other load (of other processes or the hypervisor), in cores, from which a timing is in doubt.
 OTHER_LOAD_CORES = 0.10
 # The beginnings of doubts that a reader can act on; reports group doubts by them.
@@ -182,10 +182,10 @@ def process_ratio(
 ) -> tuple[float, float, float]:
     """`paired_ratio` of two models, each timed in one process, with an interval that also covers other processes of the models.
 
-    More turns do not reduce the difference between processes, so `PROCESS_LUCK` is added to each side in quadrature.
+    More turns do not reduce the difference between processes, so `BETWEEN_PROCESS_SD` is added to each side in quadrature.
     """
     found, low, high = paired_ratio(turns_a, turns_b)
-    luck = 1.959964 * PROCESS_LUCK
+    luck = 1.959964 * BETWEEN_PROCESS_SD
     low = found * math.exp(-math.hypot(math.log(found / low), luck))
     return found, low, found * math.exp(math.hypot(math.log(high / found), luck))
 

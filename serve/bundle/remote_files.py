@@ -155,7 +155,7 @@ def hub_repository(url: str) -> tuple[str, str]:
     return match[1], match[2] or ""
 
 
-def in_words(url: str, error: BaseException) -> str:
+def describe_error(url: str, error: BaseException) -> str:
     """`error` in a message: its type and its first line, without the secrets of `url`."""
     lines = str(getattr(error, "reason", "") or error).strip().splitlines()
     text = lines[0] if lines else "no reason given"
@@ -170,7 +170,7 @@ def definite(url: str, name: str, error: BaseException) -> BundleError | None:
     if isinstance(error, BundleError):
         return error
     place, scheme = f"{shown(url)}/{name}", scheme_of(url)
-    why, hint = in_words(url, error), CREDENTIALS.get(scheme, "change its permissions")
+    why, hint = describe_error(url, error), CREDENTIALS.get(scheme, "change its permissions")
     status = 0
     if isinstance(error, HTTPError):
         status, why = error.code, f"HTTP {error.code}"
@@ -211,7 +211,7 @@ def tried(url: str, name: str, act: Callable[[], T], *, does: str = "", caught: 
             asked_s = retry_after_s(error.headers.get("Retry-After")) if isinstance(error, HTTPError) else None
             time.sleep(max(pause_s, min(LONGEST_PAUSE_S, asked_s or 0.0)))
             continue
-        place, why = f"{shown(url)}/{name}", in_words(url, error)
+        place, why = f"{shown(url)}/{name}", describe_error(url, error)
         if not does:
             raise fault or Unreachable(f"{place} cannot be reached after {len(pauses) + 1} attempts ({why})") from None
         if fault is None:

@@ -29,7 +29,7 @@ from export.precision.int8 import quantise_static
 from export.precision.int8_preparation import Prepared
 from latency.analysis.latency_model import OPERATORS, Errors, LatencyModel, Timed, fit
 from latency.candidates.candidate import Candidate
-from latency.measure.interleave import Patience, at_work, measure
+from latency.measure.interleave import StoppingRule, measure, start_workers
 from latency.measure.machine import MachineFacts
 from latency.measure.workloads import Workload
 from serve.bundle.fetched import cache_folder, make_private
@@ -139,8 +139,8 @@ def time_students(shapes: Sequence[Shape], call: Call, *, seconds: float = SECON
             )
         row = np.array([row.ids for row in random_rows(call.teacher, 1, call.tokens)], dtype=np.int64)
         workload = Workload(f"1 x {call.tokens} tokens", 1, call.tokens, row)
-        patience = Patience(seconds=seconds, tight=0.005, turn_seconds=TURN_SECONDS, least_turns=TURNS)
-        with at_work(candidates, [workload], progress=shown) as workers:
+        patience = StoppingRule(seconds=seconds, tight=0.005, turn_seconds=TURN_SECONDS, least_turns=TURNS)
+        with start_workers(candidates, [workload], progress=shown) as workers:
             found = measure(workers, workload, patience=patience, progress=shown)
     return [Timed(shape, each.p50_ms, each.p99_ms) for shape, each in zip(shapes, found, strict=True)]
 

@@ -18,8 +18,8 @@ from serve.bundle.remote_files import (
     Absent,
     Refused,
     Unreachable,
+    describe_error,
     hub_repository,
-    in_words,
     listed,
     removed,
     scheme_of,
@@ -158,7 +158,7 @@ def _to_hub(bundle: Bundle, url: str, sizes: dict[str, int], before: set[str], s
         summary = f"{bundle.manifest.name}, bundle {bundle.manifest.digest[:12]}"
         api.create_commit(repository, operations, revision=revision or None, commit_message=summary)
     except (HfHubHTTPError, OSError, ValueError) as error:
-        raise BadInput(f"{url} was not written ({in_words(url, error)}); {CREDENTIALS['hf']}") from None
+        raise BadInput(f"{url} was not written ({describe_error(url, error)}); {CREDENTIALS['hf']}") from None
 
 
 def _foreign(url: str, names: list[str]) -> BadInput:

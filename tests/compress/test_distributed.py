@@ -15,7 +15,7 @@ from trained_together import summary, trained
 from compress import distributed
 from compress.data.batches import Batch, part_of
 from compress.data.encoded import IGNORED
-from compress.distributed import Share, shares
+from compress.distributed import ProcessShare, shares
 from compress.losses.outputs import total
 from compress.methods.catalogue import stages_of
 from compress.methods.objectives import Projections
@@ -47,7 +47,7 @@ def test_the_parts_of_a_batch_add_up_to_it_for_every_objective(method: str, numb
     whole = text_of(stage).at(1)
     expected, gradients = losses_and_gradients(stage, [whole])
     for of in (3, 11):  # parts of unequal size, and more parts than there are texts
-        found, ours = losses_and_gradients(stage, [part_of(whole, Share(i, of)) for i in range(of)])
+        found, ours = losses_and_gradients(stage, [part_of(whole, ProcessShare(i, of)) for i in range(of)])
         assert found == pytest.approx(expected, rel=1e-12, abs=1e-14)
         for theirs, gradient in zip(gradients, ours, strict=True):
             torch.testing.assert_close(gradient, theirs, rtol=1e-9, atol=1e-13)
@@ -60,7 +60,7 @@ def test_a_part_has_the_rows_of_its_texts_and_knows_what_it_counts_for() -> None
     }
     targets = torch.tensor([1, IGNORED, 2, 3, 4])
     batch = Batch(inputs, torch.tensor([1, 2, 5, 8, 9]), targets, soft=torch.arange(5.0)[:, None])
-    first, second = part_of(batch, Share(0, 2)), part_of(batch, Share(1, 2))
+    first, second = part_of(batch, ProcessShare(0, 2)), part_of(batch, ProcessShare(1, 2))
     assert first.inputs["input_ids"].tolist() == [[0, 1, 2, 3]]
     assert first.row_index.tolist() == [1, 2]
     assert first.weights == (1 / 3, 4 / 8, 2 / 5, 1 / 4)
@@ -69,7 +69,7 @@ def test_a_part_has_the_rows_of_its_texts_and_knows_what_it_counts_for() -> None
     assert second.soft is not None
     assert second.soft.flatten().tolist() == [2, 3, 4]
     assert np.sum([first.weights, second.weights], axis=0) == pytest.approx([1, 1, 1, 1])
-    assert part_of(batch, Share(0, 4)).weights == (0, 0, 0, 0)
+    assert part_of(batch, ProcessShare(0, 4)).weights == (0, 0, 0, 0)
 
 
 def test_shares_cover_a_batch_whoever_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from answered_together import task_inputs, thirty_pieces
 from joined import run_two
 
 from compress import distributed, peers
-from compress.distributed import Share, shares
+from compress.distributed import ProcessShare, shares
 from compress.progress import Event
 from compress.runs import task_stages
 from compress.runs.resumable_stages import Workdir
@@ -131,12 +131,12 @@ def test_a_training_of_two_processes_goes_on_in_one_with_the_same_parts(tmp_path
     (work.root / "made-by-stillroom").touch()
     (work.root / "processes.json").write_text('{"processes": 2, "of": "mark"}')
     with work.locked("mark"):
-        assert shares(2) == [Share(number, 4) for number in range(4)]
+        assert shares(2) == [ProcessShare(number, 4) for number in range(4)]
     assert [event.text for event in said] == [
         "This run began with 2 processes and goes on with 1: each batch stays cut into as many parts, of which a process computes several "
         "one after the other."
     ]
-    assert shares(2) == [Share(0, 2), Share(1, 2)]
+    assert shares(2) == [ProcessShare(0, 2), ProcessShare(1, 2)]
 
 
 def test_the_parts_of_a_run_with_other_settings_are_forgotten(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_the_parts_of_a_run_with_other_settings_are_forgotten(tmp_path: Path) ->
     (work.root / "made-by-stillroom").touch()
     (work.root / "processes.json").write_text('{"processes": 2, "of": "other"}')
     with work.locked("mark"):
-        assert shares(1) == [Share(0, 1)]
+        assert shares(1) == [ProcessShare(0, 1)]
     assert said == []
 
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from latency.candidates.candidate import Candidate, Reads, size_bytes
 from latency.measure import machine
-from latency.measure.interleave import at_work
+from latency.measure.interleave import start_workers
 from latency.measure.machine import FLAGS_OF_INTEREST, busy_core_seconds, machine_facts
 from latency.measure.workloads import Workload
 from latency.profile import Plan, time_all, time_grid
@@ -101,7 +101,7 @@ def test_the_scenario_by_chance_is_timed_when_a_bound_is_given(tmp_path: Path) -
     kept: list[int] = []
     workload = Workload("batch 1 x 2 tokens", 1, 2, np.array([[2, 3]]))
     plan = Plan(seconds=0.1, bound_ms=60_000.0, server_seconds=0.1)
-    with at_work(readers, [workload], ["refund please", "i love it"]) as workers:
+    with start_workers(readers, [workload], ["refund please", "i love it"]) as workers:
         timed = time_all(
             workers,
             [workload],

@@ -10,7 +10,7 @@ from lookup_bundles import INTENTS, intent_table, write_bundle
 from latency.candidates.candidate import Candidate, Reads
 from latency.load.arrivals import late_allowed
 from latency.measure import interleave
-from latency.measure.interleave import Patience, Worker, at_work
+from latency.measure.interleave import StoppingRule, Worker, start_workers
 from latency.measure.machine import EnergyCounter
 from latency.measure.result_document import SingleStream
 from latency.scenarios import (
@@ -29,7 +29,7 @@ from serve.model.pipeline import Pipeline
 LENGTHS = [*range(1, 25), *[20] * 56]
 TEXTS = [" ".join(["fly"] * words) for words in LENGTHS]
 TOKENS = [words + 2 for words in LENGTHS]
-BRIEF = Patience(seconds=0.05, turn_seconds=0.005)
+BRIEF = StoppingRule(seconds=0.05, turn_seconds=0.005)
 LAYERS = {"shallow": 1, "deep": 48}
 
 
@@ -44,7 +44,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Work
         candidates.append(
             Candidate(name, "onnxruntime", "fp32", bundle / "onnx" / "model.onnx", 1, "cpu", 32, reads=reads)
         )
-    with at_work(candidates, [], TEXTS) as loaded:
+    with start_workers(candidates, [], TEXTS) as loaded:
         yield loaded
 
 
@@ -128,7 +128,7 @@ def test_who_does_more_work_is_the_slower_one_whoever_comes_first(
 
 
 def test_offline_all_candidates_answer_the_same_texts_in_batches_that_suit_each(workers: dict[str, Worker]) -> None:
-    rows = offline(workers, len(TEXTS), 1.0, patience=Patience(seconds=0.05))
+    rows = offline(workers, len(TEXTS), 1.0, patience=StoppingRule(seconds=0.05))
     for row in rows.values():
         assert row["texts"] == OFFLINE_LEAST_TEXTS  # what a slow one answers in some seconds, but never fewer
         assert row["batch_tokens"] in BATCH_TOKENS
@@ -144,7 +144,7 @@ def test_offline_all_candidates_answer_the_same_texts_in_batches_that_suit_each(
 
 
 def test_offline_a_fast_candidate_answers_all_texts_at_hand(workers: dict[str, Worker]) -> None:
-    row = offline({"shallow": workers["shallow"]}, 70, 1e6, patience=Patience(seconds=0.05))["shallow"]
+    row = offline({"shallow": workers["shallow"]}, 70, 1e6, patience=StoppingRule(seconds=0.05))["shallow"]
     assert row["texts"] == 70
 
 
@@ -153,10 +153,10 @@ def test_offline_energy_is_told_for_each_text_where_the_machine_tells_it(
 ) -> None:
     spent_uj = count(0, 3_000_000)  # 3 J in each pass
     monkeypatch.setattr(interleave, "energy_counters", lambda: {"package": EnergyCounter(next(spent_uj), 10**12)})
-    row = offline({"shallow": workers["shallow"]}, 60, 1.0, patience=Patience(seconds=0.05))["shallow"]
+    row = offline({"shallow": workers["shallow"]}, 60, 1.0, patience=StoppingRule(seconds=0.05))["shallow"]
     assert row["joules_per_text"] == pytest.approx(3 / row["texts"])
     monkeypatch.setattr(interleave, "energy_counters", lambda: None)
-    row = offline({"shallow": workers["shallow"]}, 60, 1.0, patience=Patience(seconds=0.05))["shallow"]
+    row = offline({"shallow": workers["shallow"]}, 60, 1.0, patience=StoppingRule(seconds=0.05))["shallow"]
     assert "joules_per_text" not in row
 
 
@@ -197,7 +197,7 @@ def test_a_worker_that_waits_for_texts_still_to_come_is_not_taken_for_one_that_h
     workers: dict[str, Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     candidate = workers["shallow"].candidate
-    with at_work([candidate], [], TEXTS) as loaded:
+    with start_workers([candidate], [], TEXTS) as loaded:
         monkeypatch.setattr(interleave, "REPLY_TIMEOUT_S", 1.0)
         turn = loaded["shallow"].serve([0.0, 2.5], [0, 1], most=8, bound_s=60.0, late_allowed=0)
     assert len(turn["latencies_ms"]) == 2

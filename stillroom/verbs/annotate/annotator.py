@@ -24,8 +24,8 @@ from stillroom.verbs.annotate.answering import (
     Ask,
     Failure,
     Outcome,
-    Place,
     RowFaults,
+    RowPosition,
     Window,
     answered,
     outcomes_of,
@@ -206,7 +206,7 @@ class Annotator:
     def _write_lines(self, file: InputFile, part: Part, path: Path, ask: Ask, bad: RowFaults) -> int:
         """Answers the part as JSON lines. Returns its rows, which are fewer than planned if the input was shortened."""
         count = 0
-        places = map(Place, islice(file.rows(), part.rows))
+        places = map(RowPosition, islice(file.rows(), part.rows))
         with path.open("wb") as out:
             for window in answered(windows(places, stops=self.job.bad_rows == "stop"), ask):
                 outcomes = self._checked(window, bad)
@@ -222,7 +222,7 @@ class Annotator:
         def groups() -> Iterator[tuple[Any, list[Any], list[str | None]]]:
             for batch, rows in file.batches(part.end):
                 computed = [index for index, row in enumerate(rows) if row.fault is None]
-                (window,) = answered([Window([*map(Place, rows)], computed)], ask)
+                (window,) = answered([Window([*map(RowPosition, rows)], computed)], ask)
                 outcomes = self._checked(window, bad)
                 answers = [json.loads(each) if isinstance(each, bytes) else None for each in outcomes]
                 errors = [each.message if isinstance(each, Failure) else None for each in outcomes]

@@ -98,7 +98,7 @@ class RowFaults:
         return "\n".join([*shown, *([f"  ... and {more:,} more"] if more else [])])
 
 
-class Place(NamedTuple):
+class RowPosition(NamedTuple):
     """A row of the input, its line in the output if there is one, and whether the row needs an answer."""
 
     row: InputRow
@@ -106,7 +106,7 @@ class Place(NamedTuple):
     asked: bool = True
 
 
-def places(source: InputFile, lines: Iterable[bytes], output: str) -> Iterator[Place]:
+def places(source: InputFile, lines: Iterable[bytes], output: str) -> Iterator[RowPosition]:
     """A place for each row of `source`, in order: first those of the `lines` that are in `output` already.
 
     A row with an error is asked again once it is another than the one that the error line has the digest of.
@@ -118,23 +118,23 @@ def places(source: InputFile, lines: Iterable[bytes], output: str) -> Iterator[P
     for number, line in enumerate(lines, 1):
         row = next(rows, None)
         if row and not row.fault and line.startswith(row.fields + closing):
-            yield Place(row, line, asked=False)
+            yield RowPosition(row, line, asked=False)
         elif row and (error := ERROR_LINE.match(line)):
-            yield Place(row, line, asked=error[1].decode() != _row_sha256(row))
+            yield RowPosition(row, line, asked=error[1].decode() != _row_sha256(row))
         else:
             which = f"row {number:,}" + (f" ({source.unit} {row.line:,})" if row else ", which does not exist,")
             raise BadInput(
                 f"line {number:,} of {output} is not the answer to {which} of {source.name}: one of the files was "
                 "changed. Give the original input, another --output, or --restart to overwrite the output"
             )
-    yield from map(Place, rows)
+    yield from map(RowPosition, rows)
 
 
 @dataclass
 class Window:
     """Rows in order, the indices of those that are computed, and what came of each: None of those that are not asked."""
 
-    places: list[Place]
+    places: list[RowPosition]
     computed: list[int]
     characters: int = 0
     share_read: float | None = None
@@ -146,7 +146,7 @@ Ask = Callable[[list[InputRow]], Callable[[], Sequence[Outcome]]]
 
 
 def windows(
-    places: Iterable[Place],
+    places: Iterable[RowPosition],
     *,
     stops: bool,
     most_characters: Callable[[], float] = lambda: math.inf,
@@ -156,7 +156,7 @@ def windows(
 
     That one goes on behind the bad row, for the message to name further ones, but nothing behind it is computed.
     """
-    held: list[Place] = []
+    held: list[RowPosition] = []
     held_bytes = characters = 0
     computed: list[int] = []
     bad = ends = False

@@ -27,8 +27,8 @@ from stillroom.verbs.annotate.answering import (
     WINDOW_BYTES,
     Failure,
     Outcome,
-    Place,
     RowFaults,
+    RowPosition,
     Window,
     answered,
     outcomes_of,
@@ -120,7 +120,7 @@ class AnswerFile:
                 self._synced_s = time.monotonic()
 
     @contextlib.contextmanager
-    def mending(self, kept_bytes: int) -> Iterator[None]:
+    def rewriting(self, kept_bytes: int) -> Iterator[None]:
         """Within it, `write` goes to a new file that begins with the first `kept_bytes` of this one and replaces it at the end.
 
         If an error ends it earlier, this file stays unchanged.
@@ -225,14 +225,14 @@ class FileRun:
                 for there, group in itertools.groupby(
                     itertools.chain([first], found), key=lambda place: place.line is not None
                 ):
-                    with self.output.mending(kept_bytes) if there else contextlib.nullcontext():
+                    with self.output.rewriting(kept_bytes) if there else contextlib.nullcontext():
                         self._write_group(group, stop_if_asked, shown)
                     if self.stopped:
                         break
                 self.seconds = time.monotonic() - began_s
         self._tell()
 
-    def _first_asked(self, found: Iterator[Place]) -> tuple[Place | None, int]:
+    def _first_asked(self, found: Iterator[RowPosition]) -> tuple[RowPosition | None, int]:
         """The first place that needs an answer, and the bytes of the lines before it."""
         kept_bytes = 0
         with bar("compare finished rows") as shown:
@@ -246,7 +246,7 @@ class FileRun:
                     self._show(shown, self.source.share_read())
         return None, kept_bytes
 
-    def _write_group(self, group: Iterator[Place], stop_if_asked: Callable[[], None], shown: Bar) -> None:
+    def _write_group(self, group: Iterator[RowPosition], stop_if_asked: Callable[[], None], shown: Bar) -> None:
         """Writes the lines of places, up to a row without a line that stops the work."""
 
         def ask(rows: list[InputRow]) -> Callable[[], Sequence[Outcome]]:

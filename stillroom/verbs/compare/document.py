@@ -28,7 +28,7 @@ from stillroom.verbs.compare.queue import Queue
 from stillroom.verbs.compare.rows import CONTROL, Row
 from stillroom.verbs.compare.training import ROW, STUDENT
 from stillroom.verbs.export import Exporting
-from stillroom.verbs.export.checkpoint import Beside, export_checkpoint
+from stillroom.verbs.export.checkpoint import TeacherReference, export_checkpoint
 
 MADE_BY = "comparison"  # in the manifest's lineage: what decides the bundle
 
@@ -180,7 +180,7 @@ def export_best(given: Comparison, document: dict[str, Any], queue: Queue) -> di
     )
     scores = document["teacher"]
     on_test = {key: scores[key] for key in ("value", "low", "high")}
-    beside = Beside(
+    beside = TeacherReference(
         scores={"validation": scores["validation"], "test": on_test},
         size_bytes=(out / "work" / "teacher" / "model.safetensors").stat().st_size,
         gate=given.teacher_gate,

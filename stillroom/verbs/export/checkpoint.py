@@ -17,7 +17,14 @@ from compress.data.texts import read_texts
 from compress.input_errors import Faults
 from compress.models.pretrained import Opened, check_labels, head_fault, open_model, save_tokenizer, with_markers
 from compress.models.sentence_pooling import SentencePooling, max_tokens_in, pooling_in, write_pooling
-from compress.runs.data_checks import FurtherTexts, labels_for, read_further, refuse_in_scope, set_apart, warnings_of
+from compress.runs.data_checks import (
+    FurtherTexts,
+    hold_out_label,
+    labels_for,
+    read_further,
+    refuse_in_scope,
+    warnings_of,
+)
 from compress.runs.lineage import LINEAGE, base_model_of, read_lineage
 from compress.runs.open_task import usable_length
 from compress.runs.resumable_stages import Workdir
@@ -56,7 +63,7 @@ TEXTS = 1_000
 
 
 @dataclass(frozen=True)
-class Beside:
+class TeacherReference:
     """The teacher that an exported student is shown beside, and held to."""
 
     scores: Mapping[str, dict[str, float]]
@@ -110,7 +117,9 @@ class _Texts(NamedTuple):
     """Warnings about the data, as in `stillroom run`."""
 
 
-def export_checkpoint(checkpoint: str, out: Path, settings: Exporting, beside: Beside | None = None) -> dict[str, Any]:
+def export_checkpoint(
+    checkpoint: str, out: Path, settings: Exporting, beside: TeacherReference | None = None
+) -> dict[str, Any]:
     """See `stillroom.export`; with `beside`, which asks for labelled data, the report has the teacher too."""
     machine = machine_facts()  # before any work, which would count as load of the machine
     out = Path(os.path.abspath(out))
@@ -206,7 +215,7 @@ def _checked(checkpoint: str, out: Path, settings: Exporting) -> _Given:
     if settings.data:
         splits = read_splits(settings.data, task, columns_of(settings), revision=settings.data_revision)
         if settings.out_of_scope:
-            splits, outside = set_apart(splits, settings.out_of_scope)
+            splits, outside = hold_out_label(splits, settings.out_of_scope)
         task = task.with_multi_label(splits.multi_label)
         labels, _ = labels_for(with_markers(opened) if splits.relations else opened, splits, task, new_head=False)
         refuse_in_scope(settings.out_of_scope, labels, f"CKPT {checkpoint}")
@@ -306,7 +315,7 @@ def _encoded(given: _Given, tokenizer: "Tokenizer") -> _Texts:
     )
 
 
-def _teacher(beside: Beside | None, variants: Variants) -> dict[str, Any]:
+def _teacher(beside: TeacherReference | None, variants: Variants) -> dict[str, Any]:
     """The teacher's part of the report: its scores and size, and the gate that the served variant is held to; none without one."""
     if not beside:
         return {}

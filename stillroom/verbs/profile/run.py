@@ -15,7 +15,7 @@ from latency.analysis.costs import add_costs
 from latency.analysis.pareto import Point, pareto_front, within_budget
 from latency.analysis.roofline import measured_peaks
 from latency.candidates.candidate import Candidate
-from latency.measure.interleave import at_work
+from latency.measure.interleave import start_workers
 from latency.measure.machine import MachineFacts, machine_facts
 from latency.measure.result_document import Metric, ModelRow, ProfileDocument
 from latency.profile import Plan, Timed, grid, time_all, work_of
@@ -199,7 +199,7 @@ def _profiled(
     known = {**known, "work": work, "warnings": [*given.notes, *notes]}
     with ExitStack() as stack:
         with bar("loading") as shown:
-            workers = stack.enter_context(at_work(candidates, workloads, given.texts, shown, cold_starts=True))
+            workers = stack.enter_context(start_workers(candidates, workloads, given.texts, shown, cold_starts=True))
         with bar("scoring") as shown:
             metrics, refused = metrics_of(workers, given, shown)
 

@@ -19,7 +19,7 @@ from compress.data.encoded import Encoded
 from compress.data.examples import Entity, Example
 from compress.data.row_fields import BadRows
 from compress.data.task import Task
-from compress.data.teacher_labels import Held, TeacherLabels, read_teacher_labels, word_logits
+from compress.data.teacher_labels import CachedLabels, TeacherLabels, read_teacher_labels, word_logits
 from compress.tasks import TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
 from serve.errors import BadInput
 from serve.text.answers import softmax
@@ -379,7 +379,7 @@ def test_named_columns_and_null_fields_are_read(tmp_path: Path) -> None:
 
 
 def test_texts_are_held_whatever_blanks_are_around_them(tmp_path: Path) -> None:
-    held = Held([Example(" a "), Example("b", "c")])
+    held = CachedLabels([Example(" a "), Example("b", "c")])
     assert Example("a\n") in held
     assert Example("b ", " c") in held
     assert Example("b") not in held

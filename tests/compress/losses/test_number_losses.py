@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from compress.data.batches import Batch, part_of
-from compress.distributed import Share
+from compress.distributed import ProcessShare
 from compress.losses.outputs import label_loss, soft_number_loss
 from compress.methods.catalogue import labels_and_soft_labels
 from compress.methods.objectives import output_losses
@@ -58,7 +58,7 @@ def test_the_parts_of_a_batch_add_up_to_the_whole(of: int) -> None:
     right[[0, 1, 5]] = torch.nan
     ones = torch.ones(12, 4, dtype=torch.int64)
     batch = Batch({"input_ids": ones, "attention_mask": ones}, torch.arange(12), right, whole_texts=True)
-    parts = [part_of(batch, Share(number, of)) for number in range(of)]
+    parts = [part_of(batch, ProcessShare(number, of)) for number in range(of)]
     first = [0, *np.cumsum([len(part.targets) for part in parts])]
     total = sum(
         part.weights.labelled * float(label_loss(rows(SAID[start : start + len(part.targets)]), part.targets))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from compress.data.batches import Batch, labelled_rows, part_of
-from compress.distributed import Share
+from compress.distributed import ProcessShare
 from compress.losses.outputs import label_loss, soft_loss
 from compress.methods.catalogue import labels_and_soft_labels
 from compress.methods.objectives import output_losses
@@ -94,7 +94,7 @@ def test_the_parts_of_a_batch_add_up_to_the_whole() -> None:
     for parts in (2, 3, 6):
         sums = {"labels": 0.0, "soft_labels": 0.0}
         for number in range(parts):
-            share = Share(number, parts)
+            share = ProcessShare(number, parts)
             part = part_of(batch, share)
             first, last = share.bounds(texts)
             empty = first == last

@@ -5,7 +5,7 @@ import torch
 from encoders import encoder, inputs
 
 from benchmarks.distill.grow import twin_correlation
-from compress.models.activations import Part, living_layers, nearest_living, read, relative_changes
+from compress.models.activations import Part, active_layers, nearest_living, read, relative_changes
 from compress.models.families import FAMILIES, layers_of, linear
 from compress.models.grow_teacher import grown
 
@@ -22,15 +22,15 @@ def strong(kind: str, head: str = ""):
 
 @pytest.mark.parametrize("kind", sorted(FAMILIES))
 def test_every_layer_of_an_untouched_model_lives(kind: str) -> None:
-    assert living_layers(relative_changes(strong(kind), inputs())) == (1, 2, 3, 4)
+    assert active_layers(relative_changes(strong(kind), inputs())) == (1, 2, 3, 4)
 
 
 @pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
 def test_the_layers_that_growing_adds_do_not_live(kind: str) -> None:
     model = strong(kind)
-    assert living_layers(relative_changes(grown(model, FAMILIES[kind]), inputs())) == (1, 3, 5, 7)
+    assert active_layers(relative_changes(grown(model, FAMILIES[kind]), inputs())) == (1, 3, 5, 7)
     begun = relative_changes(grown(model, FAMILIES[kind], branch=0.5), inputs())
-    assert living_layers(begun) == (1, 2, 3, 4, 5, 6, 7, 8)
+    assert active_layers(begun) == (1, 2, 3, 4, 5, 6, 7, 8)
 
 
 def test_a_layer_that_only_rescales_does_not_live() -> None:
@@ -40,7 +40,7 @@ def test_a_layer_that_only_rescales_does_not_live() -> None:
         for path in (bert.attention_output, bert.ffn_out):
             linear(second, path).weight.zero_()
         second.output.LayerNorm.weight.fill_(3.0)  # type: ignore[union-attr, operator]
-    assert living_layers(relative_changes(model, inputs())) == (1, 3, 4)
+    assert active_layers(relative_changes(model, inputs())) == (1, 3, 4)
     assert relative_changes(model, inputs(), rescaled=False)[1] > 1
 
 

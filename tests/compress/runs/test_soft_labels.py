@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from compress.data.examples import Example
-from compress.distributed import Share
+from compress.distributed import ProcessShare
 from compress.evaluation.predictions import row_logits
 from compress.runs import soft_labels, task_stages
 from compress.runs.open_task import open_task
@@ -139,7 +139,7 @@ def test_the_shares_of_processes_are_the_whole_to_the_bit(tiny_teacher: Path, ta
     task_stages.make_fold_teacher(folder, inputs, 1, 0)
     model = task_stages.load_stage(folder, inputs)
     whole = row_logits(model, inputs.train)
-    parts = [row_logits(model, inputs.train, share=Share(number, 2)) for number in range(2)]
+    parts = [row_logits(model, inputs.train, share=ProcessShare(number, 2)) for number in range(2)]
     computed = [[rows.size > 0 for rows in part] for part in parts]
     assert all(one != other for one, other in zip(*computed, strict=True))
     assert all(any(part) for part in computed)

@@ -13,7 +13,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from compress.data.batches import Batch
 from compress.data.sampler import Sampler
-from compress.distributed import Share
+from compress.distributed import ProcessShare
 from compress.methods.presets import Schedule
 from compress.models.precision import check_precision
 from compress.training.checkpoint import Progress, load_checkpoint, save_checkpoint
@@ -40,7 +40,7 @@ def classifier(seed: int, **changes: int) -> BertForSequenceClassification:
 def losses_of(model: nn.Module, ids: torch.Tensor, labels: torch.Tensor):
     order = Sampler(np.full(len(ids), ids.shape[1]), 8, seed=0)
 
-    def loss_at(step: int, share: Share) -> dict[str, torch.Tensor]:
+    def loss_at(step: int, share: ProcessShare) -> dict[str, torch.Tensor]:
         chosen = order.at(step)
         return {"labels": model(input_ids=ids[chosen], labels=labels[chosen]).loss}
 
@@ -84,7 +84,7 @@ def test_a_run_killed_and_resumed_ends_with_the_bits_of_one_that_was_not(tmp_pat
     )
     calls = 0
 
-    def dying(step: int, share: Share) -> dict[str, torch.Tensor]:
+    def dying(step: int, share: ProcessShare) -> dict[str, torch.Tensor]:
         nonlocal calls
         calls += 1
         if calls > killed_at:
@@ -141,7 +141,7 @@ def test_the_terms_of_a_loss_are_logged_apart_and_half_a_line_is_forgotten(tmp_p
     model, told = classifier(2), batches(4)
     (tmp_path / "metrics.jsonl").write_text('{"step": 3, "loss": 1}\n{"step": 9, "lo')
 
-    def loss_at(step: int, share: Share) -> dict[str, torch.Tensor]:
+    def loss_at(step: int, share: ProcessShare) -> dict[str, torch.Tensor]:
         told.at(step)
         loss = model(input_ids=IDS, labels=LABELS).loss
         return {"first": 0.25 * loss, "second": 0.75 * loss}

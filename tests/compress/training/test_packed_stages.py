@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from compress.data.batches import part_of
 from compress.data.corpus import CorpusText, Masking, Piece
-from compress.distributed import Share
+from compress.distributed import ProcessShare
 from compress.losses.outputs import total
 from compress.methods.catalogue import METHODS, Sizes, Stage, stages_of
 from compress.methods.objectives import LayerTerm, Projections
@@ -149,11 +149,11 @@ def test_parts_of_a_packed_batch_add_up_to_it(method: str, parts: int) -> None:
     teacher, student, maps = prepared("bert", stage)
     batch = CorpusText(PIECES, 0, 100, 0, row_tokens=ROW).at(0)
 
-    def loss(share: Share) -> Tensor:
+    def loss(share: ProcessShare) -> Tensor:
         return total(step_losses(stage.objective, teacher, student, part_of(batch, share), maps, None))
 
-    together = torch.stack([loss(Share(number, parts)) for number in range(parts)]).sum()
-    torch.testing.assert_close(together, loss(Share()), rtol=1e-9, atol=1e-12)
+    together = torch.stack([loss(ProcessShare(number, parts)) for number in range(parts)]).sum()
+    torch.testing.assert_close(together, loss(ProcessShare()), rtol=1e-9, atol=1e-12)
 
 
 def test_killed_and_resumed_on_packed_rows_it_ends_with_the_same_bits(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from transformers import BertConfig, BertForTokenClassification
 
 from compress.data.batches import part_of
 from compress.data.corpus import CorpusText, Piece
-from compress.distributed import Share
+from compress.distributed import ProcessShare
 from compress.methods.catalogue import METHODS, Sizes
 from compress.methods.objectives import Projections
 from compress.methods.presets import Schedule
@@ -131,8 +131,8 @@ def test_a_loss_that_is_not_finite_ends_the_training_by_the_number_of_its_step(t
 
 
 @pytest.mark.parametrize("row_tokens", [0, 16], ids=["padded texts", "packed rows"])
-@pytest.mark.parametrize("share", [Share(0, 1), Share(1, 2)], ids=["whole batch", "part"])
-def test_the_losses_of_a_step_are_those_of_the_cpu(share: Share, row_tokens: int) -> None:
+@pytest.mark.parametrize("share", [ProcessShare(0, 1), ProcessShare(1, 2)], ids=["whole batch", "part"])
+def test_the_losses_of_a_step_are_those_of_the_cpu(share: ProcessShare, row_tokens: int) -> None:
     torch.manual_seed(0)
     # With small weights the relations of both models are nearly even, and their divergence is lost in float32.
     config = BertConfig(**CONFIG, initializer_range=0.5)

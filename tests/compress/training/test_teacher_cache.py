@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from compress.data.batches import part_of
 from compress.data.corpus import CorpusFile, CorpusText, tokenised
-from compress.distributed import Share
+from compress.distributed import ProcessShare
 from compress.methods.catalogue import Sizes, stages_of
 from compress.methods.objectives import Projections
 from compress.models.activations import Part, read, sources_of
@@ -103,7 +103,7 @@ def test_losses_are_about_those_of_the_teacher_itself(
     text = CorpusText(pieces, 0, 6, 0, row_tokens=row_tokens)
     torch.manual_seed(0)
     maps = Projections(objective, teacher.config, student.config)
-    for share in (Share(0, 1), Share(1, 2)):
+    for share in (ProcessShare(0, 1), ProcessShare(1, 2)):
         found = [
             step_losses(objective, asked, student.eval(), part_of(batch, share), maps, None)
             for asked, batch in ((teacher, text.at(0)), (Silent(teacher), CachedTeacherText(text, cache).at(0)))

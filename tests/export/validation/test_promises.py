@@ -14,7 +14,7 @@ from export.validation.promises import (
     THRESHOLDS,
     Answers,
     answers_of,
-    in_words,
+    describe_promises,
     kept,
     make_promise,
     with_outside,
@@ -177,7 +177,7 @@ def test_entities_of_data_that_came_as_words_are_right_if_the_words_that_they_to
 
 def test_a_promise_is_told_with_what_it_came_to() -> None:
     made = make_promise("precision=0.9", classes(np.random.default_rng(0), 500), 0.9)
-    (line,) = in_words({"int8": [made]}, {})
+    (line,) = describe_promises({"int8": [made]}, {})
     assert line.startswith(
         f"int8: precision=0.9 is promised with a confidence of 0.9 for answers with a score of {made.min_score:g} or more"
     )

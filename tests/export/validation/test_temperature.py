@@ -10,9 +10,9 @@ from compress.data.examples import Entity, Example
 from compress.tasks import TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
 from export.validation.temperature import (
     choose_confidence,
+    describe_confidence,
     expected_calibration_error,
     fit_temperature,
-    in_words,
     labelled_rows,
     reliability,
     threshold_between,
@@ -223,7 +223,7 @@ def test_a_line_says_what_was_chosen_and_what_it_does_on_test_or_before_that_on_
     encoded, said = as_texts(logits, targets)
     strange = list(np.zeros((8, 1, len(CLASSES))))
     chosen = choose_confidence(encoded, said, strange)
-    (line,) = in_words({"int8": chosen}, {})
+    (line,) = describe_confidence({"int8": chosen}, {})
     assert (
         f"int8: dividing the logits by the temperature {chosen.temperature:g} takes the expected calibration error on "
         in line
@@ -231,8 +231,8 @@ def test_a_line_says_what_was_chosen_and_what_it_does_on_test_or_before_that_on_
     assert f"Below a probability of {chosen.abstain_below:g} it abstains: " in line
     assert line.endswith("100.0% of 8 texts out of scope.")
     test = reliability(encoded, said, chosen.temperature, chosen.abstain_below)
-    (line,) = in_words({"int8": chosen}, {"int8": test})
+    (line,) = describe_confidence({"int8": chosen}, {"int8": test})
     assert "on test" in line
     assert line.endswith("of those that it would answer wrongly.")
-    (line,) = in_words({"fp32": choose_confidence(encoded, said, kept_right=0)}, {})
+    (line,) = describe_confidence({"fp32": choose_confidence(encoded, said, kept_right=0)}, {})
     assert "abstains" not in line

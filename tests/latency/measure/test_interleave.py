@@ -15,13 +15,13 @@ from processes import started
 
 from latency.candidates.candidate import Candidate
 from latency.measure import interleave
-from latency.measure.interleave import Patience, Worker, at_work, measure
+from latency.measure.interleave import StoppingRule, Worker, measure, start_workers
 from latency.measure.worker import timed_calls
 from latency.measure.workloads import Workload
 from serve.bundle.cpu import Cores, one_cpu_a_core, read_cores
 from serve.errors import BadInput, InternalError
 
-QUICK = Patience(seconds=0.0, turn_seconds=0.0)
+QUICK = StoppingRule(seconds=0.0, turn_seconds=0.0)
 
 
 def test_a_visit_keeps_at_least_and_at_most_as_many_calls_as_asked() -> None:
@@ -79,7 +79,7 @@ def test_torch_and_onnxruntime_take_turns_and_every_sample_is_kept(
     torch_candidate: Candidate, onnx_candidate: Candidate, workload: Workload
 ) -> None:
     seen: list[str] = []
-    with at_work([torch_candidate, onnx_candidate], [workload]) as workers:
+    with start_workers([torch_candidate, onnx_candidate], [workload]) as workers:
         measurements = measure(workers, workload, patience=QUICK, progress=lambda _d, _t, what: seen.append(what))
     assert [m.candidate for m in measurements] == ["teacher", "student"]
     for measurement in measurements:
@@ -101,7 +101,7 @@ def test_the_seed_decides_the_order(onnx_candidate: Candidate, workload: Workloa
         return seen
 
     names = [replace(onnx_candidate, name=name) for name in "abc"]
-    with at_work(names, [workload]) as workers:
+    with start_workers(names, [workload]) as workers:
         assert order(4) == order(4)
         assert order(4) != order(5)
 
@@ -116,7 +116,7 @@ def test_candidates_of_fewer_threads_than_cores_stay_on_the_same_ones(
     names = [
         replace(onnx_candidate, name=name, threads=threads) for name, threads in (("a", 1), ("b", 1), ("c", len(cores)))
     ]
-    with at_work(names, [workload]) as workers:
+    with start_workers(names, [workload]) as workers:
         for name, expected in (("a", cores[:1]), ("b", cores[:1]), ("c", cores)):
             tasks = Path(f"/proc/{workers[name].process.pid}/task")
             assert all(sorted(os.sched_getaffinity(int(task.name))) == expected for task in tasks.iterdir())
@@ -128,12 +128,12 @@ def test_measuring_goes_on_until_the_ratio_is_known_and_says_when_time_ran_out(
     onnx_candidate: Candidate, workload: Workload
 ) -> None:
     names = [replace(onnx_candidate, name=name) for name in "ab"]
-    with at_work(names, [workload]) as workers:
-        loose = measure(workers, workload, patience=Patience(seconds=60.0, tight=math.inf, turn_seconds=0.001))
+    with start_workers(names, [workload]) as workers:
+        loose = measure(workers, workload, patience=StoppingRule(seconds=60.0, tight=math.inf, turn_seconds=0.001))
         assert {m.conditions["stopped"] for m in loose} == {"tight"}
         assert loose[0].conditions["turns"] == 6
         # Narrower than nothing: a clock of whole steps may find two such small graphs equal to the last digit.
-        strict = measure(workers, workload, patience=Patience(seconds=0.3, tight=-1.0, turn_seconds=0.001))
+        strict = measure(workers, workload, patience=StoppingRule(seconds=0.3, tight=-1.0, turn_seconds=0.001))
         assert {m.conditions["stopped"] for m in strict} == {"time"}
         assert any("the time was up" in doubt for doubt in strict[0].doubts())
 
@@ -142,8 +142,8 @@ def test_there_is_an_end_to_turns_however_short_they_are(
     onnx_candidate: Candidate, workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interleave, "MOST_TURNS", 8)
-    with at_work([onnx_candidate], [workload]) as workers:
-        (found,) = measure(workers, workload, patience=Patience(seconds=600.0, tight=-1.0, turn_seconds=0.0))
+    with start_workers([onnx_candidate], [workload]) as workers:
+        (found,) = measure(workers, workload, patience=StoppingRule(seconds=600.0, tight=-1.0, turn_seconds=0.0))
     assert found.conditions["turns"] == len(found.turn_sizes) == 8
 
 
@@ -152,7 +152,7 @@ def test_under_a_quota_of_time_candidates_are_not_bound_to_cores(
 ) -> None:
     monkeypatch.setattr(interleave, "read_cores", lambda: Cores(64, 64, 2.0))
     monkeypatch.setattr(interleave, "one_cpu_a_core", lambda: list(range(64)))
-    with at_work([onnx_candidate], [workload]) as workers:
+    with start_workers([onnx_candidate], [workload]) as workers:
         (found,) = measure(workers, workload, patience=QUICK)
     assert found.conditions["cores"] == "all"
 
@@ -245,7 +245,7 @@ def test_ctrl_c_in_the_middle_leaves_no_worker_behind(onnx_candidate: Candidate,
     children: list[int] = []
     with (
         pytest.raises(KeyboardInterrupt),
-        at_work([onnx_candidate, replace(onnx_candidate, name="other")], [workload]) as workers,
+        start_workers([onnx_candidate, replace(onnx_candidate, name="other")], [workload]) as workers,
     ):
         measure(workers, workload, progress=interrupt)
     assert len(children) == 2
@@ -289,5 +289,5 @@ def test_candidates_that_cannot_be_distinguishable_or_are_none_are_refused(
 
 
 def load_all(candidates: list[Candidate], workload: Workload) -> None:
-    with at_work(candidates, [workload]):
+    with start_workers(candidates, [workload]):
         raise AssertionError("they loaded")
