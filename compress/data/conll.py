@@ -80,7 +80,7 @@ def conll_rows(path: Path, lines: Lines, columns: Columns, faults: list[Fault]) 
     start, inside = 1, ""
     for number, line in enumerate(chain(lines(), [""]), 1):
         cells = _cells(line, tabs=layout.tabs)
-        if not cells or line.startswith(DOCUMENT) or line == layout.header:
+        if not cells or line.startswith(DOCUMENT) or (line == layout.header and (layout.tagged or not tokens)):
             if inside:
                 note(
                     faults,
@@ -196,12 +196,12 @@ class _Columns:
         self.last.add(cells[-1])
 
 
-def layout_of(lines: Lines) -> Layout:
-    """The layout of a file; `lines` reads its lines anew at each call."""
+def layout_of(lines: Lines, *, has_header: bool = True) -> Layout:
+    """The layout of a file, whose first line may name its columns; `lines` reads its lines anew at each call."""
     words = (line for line in lines() if line.strip(BLANKS) and not line.startswith((DOCUMENT, *COMMENTS)))
     with_tabs = Counter("\t" in line.strip(BLANKS) for line in words)
     tabs = with_tabs[True] >= with_tabs[False] and with_tabs[True] > 0
-    header, header_fault = _header_of(lines(), tabs=tabs)
+    header, header_fault = _header_of(lines(), tabs=tabs) if has_header else ("", "")
     by_width: dict[int, _Columns] = {}
     for line in lines():
         if (
@@ -210,6 +210,8 @@ def layout_of(lines: Lines) -> Layout:
             and (cells := _cells(line, tabs=tabs))
         ):
             by_width.setdefault(len(cells), _Columns()).add(cells)
+    if header and any(_cells(header, tabs=tabs)[-1] in found.last for found in by_width.values()):
+        return layout_of(lines, has_header=False)  # it ends in a tag of the file, and so is a word
     width = max(by_width, key=lambda each: by_width[each].lines, default=2)
     most = by_width.get(width, _Columns())
     brackets = {cell[:1] for cell in most.last} == {"(", "*"}

@@ -34,13 +34,13 @@ BEGINNINGS = {
     b"PK\x03\x04": "a zip archive, as .xlsx, .docx and .npz files are; unpack it, or save the table as CSV",
     b"\xd0\xcf\x11\xe0": "a file of Excel or Word; save the table as CSV",
     b"\x1f\x8b": "packed with gzip; let its name end in .gz, once for each time that it was packed",
-    b"BZh": "packed with bzip2; unpack it by `bunzip2`",
+    b"BZh91AY&SY": "packed with bzip2; unpack it by `bunzip2`",
     b"\xfd7zXZ\x00": "packed with xz; unpack it by `unxz`",
     b"\x28\xb5\x2f\xfd": "packed with zstd; unpack it by `unzstd`",
     b"7z\xbc\xaf": "a 7z archive; unpack it",
-    b"Rar!": "a RAR archive; unpack it",
+    b"Rar!\x1a\x07": "a RAR archive; unpack it",
     b"PAR1\x15": "parquet; let its name end in .parquet, without .gz",
-    b"ARROW1": "an Arrow file; write it as parquet",
+    b"ARROW1\0\0": "an Arrow file; write it as parquet",
     b"\xff\xff\xff\xff": "an Arrow stream; write it as parquet",
     b"Obj\x01": "Avro; write it as JSON lines or parquet",
     b"SQLite format 3\0": "a database of SQLite; write the table as CSV or JSON lines",
@@ -330,7 +330,7 @@ def _table_rows(path: Path, columns: Columns, task: Task | None, faults: list[Fa
                 note(faults, Fault(str(path), line, row.fault))
             elif not row.cells or first:  # blank lines are skipped
                 first = first and not row.cells
-            elif column_names(row.cells) == header:
+            elif len(header) > 1 and column_names(row.cells) == header:
                 note(faults, Fault(str(path), line, "names the columns again; remove the line"))
             elif fewest <= len(row.cells) <= len(header):
                 cells = dict(zip(header, row.cells, strict=False))
@@ -354,19 +354,15 @@ def _header(path: Path, columns: Columns, task: Task | None) -> tuple[str, list[
     found: list[tuple[str, list[str], str | None]] = []
     for separator in SEPARATORS[suffix_of(path)]:
         with _opened_text(path) as lines:
-            first = [row for row in islice(table_rows(lines, separator), FIRST_ROWS) if row.cells or row.fault]
+            first = [*islice((row for row in table_rows(lines, separator) if row.cells or row.fault), FIRST_ROWS)]
         row, *below = first or [TableRow([], 0)]
         names = column_names(row.cells)
         if names and not columns.missing(names, task):
             return separator, names, None
         fault = row.fault
         if any(each.cells and not columns.missing(column_names(each.cells), task) for each in below):
-            return (
-                separator,
-                names,
-                "is no header, and a line below names the needed columns; remove what is above that line",
-            )
-        if below and not fault:
+            fault = "is no header, and a line below names the needed columns; remove what is above that line"
+        elif below and not fault:
             fault = advice_on(dict(zip(names, below[0].cells, strict=False))) or None
         found.append((separator, names, fault))
     return max(found, key=lambda each: len(each[1]) or 1.5)  # a fault, rather than a line that is one name

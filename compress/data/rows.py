@@ -19,6 +19,7 @@ PLACE_NAMES = (
     ("label", "labels", "entity_group", "type", "entity"),
 )
 OWN_TEXTS = ("text", "word", "value", "mention", "surface", "surface_form", "entity_text", "span", "phrase", "name")
+NORMAL_FORMS = ("value", "name", "phrase")  # of these, where tools write what the text means
 LANGUAGE = "language"  # the column that names a row's language
 
 
@@ -229,7 +230,8 @@ def _fault_of_place(start: int, end: int, given: Mapping[str, Any], text: str) -
         if not isinstance(own, str) or not own.strip() or not 0 <= start <= end or _alike(own, text[start:end]):
             continue
         guess = _guess(start, end, own, text)
-        if name != "text" and not guess and own not in text:
+        unlike = name in NORMAL_FORMS and text[start:end] not in own
+        if name != "text" and (unlike or (not guess and own not in text)):
             continue  # a normal form, such as a number without blanks
         return (
             f"at {start}..{end} is {text[start:end]!r:.60}, but its own `{name}` is {own!r:.60}; "

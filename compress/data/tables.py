@@ -42,6 +42,12 @@ def _has_blank_before_quote(cell: str) -> bool:
     return cell[:1] == " " and there[:1] == '"' and (there.count('"') % 2 == 1 or there[1:].endswith('"'))
 
 
+def _loses_a_quote(cells: Sequence[str], lines: Sequence[str], separator: str) -> bool:
+    """Whether a cell of the row that was read of `lines` would be another one if the blanks before its quote were not there."""
+    other = next(csv.reader(lines, delimiter=separator, skipinitialspace=True), [])
+    return any(_has_blank_before_quote(cell) and [cell] != other[at : at + 1] for at, cell in enumerate(cells))
+
+
 def swallows(lines: int, rows: int) -> str:
     """The fault of a row of `lines`, blank ones too, that is several `rows`."""
     return (
@@ -74,7 +80,7 @@ def table_rows(lines: Iterable[str], separator: str) -> Iterator[TableRow]:
         except csv.Error as error:
             yield TableRow([], len(read), _why(error, len(read)))
             continue
-        if any(map(_has_blank_before_quote, cells)):
+        if any(map(_has_blank_before_quote, cells)) and _loses_a_quote(cells, read, separator):
             yield TableRow([], len(read), BLANK_BEFORE_QUOTE)
             continue
         if width and not any(cells[width:]):

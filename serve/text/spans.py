@@ -34,10 +34,10 @@ UNSPACED_BLOCKS = (
 )
 
 # What a reader takes for one letter, as UAX 29 divides text: consonants that a virama joins, a syllable of Hangul letters, an emoji with
-# its modifiers. A text without any of MANY_PARTS has a code point for each letter.
-LETTER = regex.compile(r"\X")
+# its modifiers; and with marks that it leaves apart, such as vowels of Burmese. A text without any of MANY_PARTS has a code point a letter.
+LETTER = regex.compile(r"\X\p{M}*")
 MANY_PARTS = regex.compile(
-    r"[\p{GCB=Extend}\p{GCB=SpacingMark}\p{GCB=ZWJ}\p{GCB=Prepend}\p{GCB=V}\p{GCB=T}\p{GCB=Regional_Indicator}]"
+    r"[\p{M}\p{GCB=Extend}\p{GCB=SpacingMark}\p{GCB=ZWJ}\p{GCB=Prepend}\p{GCB=V}\p{GCB=T}\p{GCB=Regional_Indicator}]"
 )
 # They join the letters around them, as in Persian compounds, and are no letters themselves; but behind a virama (a combining class) they
 # are a part of its letter, as in Malayalam's final consonants.
@@ -216,6 +216,8 @@ def _trimmed(text: str, start: int, end: int, letter_ends: list[int] | None) -> 
         end -= 1
     if letter_ends and start < end:
         end = letter_ends[end - 1]
+        while text[end - 1].isspace():  # some signs, such as Arabic numbering, make one letter with a blank behind them
+            end -= 1
         while (
             start < end
             and text[end - 1] in JOINERS

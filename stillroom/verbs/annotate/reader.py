@@ -307,6 +307,8 @@ class InputFile:
                     inside = batch.slice(skipped, last - skipped)
                     objects = map(encode, inside.select(names).to_pylist())
                     yield inside, [read(place, written) for place, written in enumerate(objects, number)]
+                if first >= end:  # the rest of the row group belongs to other parts
+                    return
         except (OSError, ValueError) as error:
             raise BadInput(f"{self.name} is damaged or incomplete: {error}") from error
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -91,7 +91,10 @@ def _examples(path: Path, task: Task | None, columns: Columns, notes: list[str])
         with suppress(UnreadableFrom):  # the reader of texts tells where
             _, row = next(rows_in(path, suffix, columns, TOKEN_CLASSIFICATION, []), (0, None))
         tags = isinstance(row, dict) and columns.tags_in(row) and columns.tokens in row
-        has_spans = isinstance(row, dict) and (columns.entities_in(row) is not None or bool(tags))
+        fields: dict[str, Any] = row if isinstance(row, dict) else {}
+        name = columns.entities_in(fields)
+        # An empty list under the name of a label says nothing of what its column holds.
+        has_spans = bool(tags) or (name is not None and (name not in ("label", "labels") or bool(fields[name])))
     if has_spans:
         return read_examples(path, TOKEN_CLASSIFICATION, columns, notes), True
     return read_asked(path, task or TEXT_CLASSIFICATION, columns, "--data"), False

@@ -217,3 +217,13 @@ def test_lines_that_do_not_fit_the_header_say_why(tmp_path: Path, content: str, 
     with pytest.raises(BadRows) as caught:
         read_examples(tmp_path / "a.csv", TEXT_CLASSIFICATION)
     assert [(fault.line, reason in fault.reason) for fault in caught.value.faults] == [(line, True)], caught.value
+
+
+def test_a_header_is_found_below_blank_lines_and_by_a_later_separator(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("\n" * 6 + "text,label\na,x\n", encoding="utf-8")
+    assert read_examples(tmp_path / "a.csv", TEXT_CLASSIFICATION) == [Example("a", label="x")]
+    # Between commas the second line would name a column `text`.
+    (tmp_path / "b.csv").write_text("id;text\n1;hello, text\n2;foo\n", encoding="utf-8")
+    assert read_texts(tmp_path / "b.csv") == ["hello, text", "foo"]
+    (tmp_path / "c.csv").write_text("text\nhello\ntext\nbye\n", encoding="utf-8")
+    assert read_texts(tmp_path / "c.csv") == ["hello", "text", "bye"]

@@ -241,3 +241,7 @@ def test_a_text_of_brat_is_told_as_such(tmp_path: Path) -> None:
 def test_a_first_line_with_a_tag_names_no_columns(tmp_path: Path) -> None:
     for line in ("Word B-entity", "Token O", "text B-label"):
         assert read(tmp_path, f"{line}\nis O\n")[0][0] == f"{line.split()[0]} is"
+
+
+def test_a_first_line_that_ends_in_a_tag_of_the_file_is_a_word(tmp_path: Path) -> None:
+    assert read(tmp_path, "Text NE\nMünchen NE\nist VB\n")[0][0] == "Text München ist"

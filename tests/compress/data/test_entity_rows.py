@@ -139,3 +139,18 @@ def test_inceptions_table_is_told_by_its_format_and_not_as_a_table(tmp_path: Pat
     (tmp_path / "a.tsv").write_text("#FORMAT=WebAnno TSV 3.3\n\n#Text=Ana\n1-1\t0-3\tAna\tperson\n", encoding="utf-8")
     with pytest.raises(BadRows, match="is WebAnno TSV of INCEpTION; export the documents as CoNLL 2002"):
         read_examples(tmp_path / "a.tsv", TOKEN_CLASSIFICATION)
+
+
+@pytest.mark.parametrize(
+    ("text", "end", "form"),
+    [
+        ("NY is not New York state", 2, {"name": "New York"}),
+        ("ten of 10 people", 3, {"value": "10"}),
+        ("7pm", 3, {"value": "7"}),
+    ],
+)
+def test_a_value_that_says_what_an_entity_means_is_not_held_to_its_text(
+    tmp_path: Path, text: str, end: int, form: dict[str, str]
+) -> None:
+    row = {"text": text, "entities": [{"start": 0, "end": end, "label": "x"} | form]}
+    assert rows_read(tmp_path / "a.jsonl", row) == [[Entity(0, end, "x")]]

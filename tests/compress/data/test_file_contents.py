@@ -312,3 +312,9 @@ def test_a_value_that_is_no_text_or_label_says_what_is_needed(tmp_path: Path, ro
     with pytest.raises(BadRows) as caught:
         read_examples(written(tmp_path / "train.jsonl", json.dumps(row)), TEXT)
     assert [reason in fault.reason for fault in caught.value.faults] == [True], caught.value
+
+
+@pytest.mark.parametrize("first", ["Rar! said the lion", "BZh is no word", "ARROW1 is a sign"])
+def test_a_text_that_begins_as_an_archive_does_is_read(tmp_path: Path, first: str) -> None:
+    (tmp_path / "a.txt").write_text(f"{first}\n", encoding="utf-8")
+    assert read_texts(tmp_path / "a.txt") == [first]

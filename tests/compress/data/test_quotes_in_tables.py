@@ -1,5 +1,6 @@
 """Quotes in tables: the rows and texts of the file, or a fault that names the quote, in training and in `annotate` alike."""
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +157,11 @@ def test_quotes_with_a_blank_before_them_or_over_rows_that_lack_a_field_are_faul
     path.write_text(content, encoding="utf-8")
     for _, faults in (trained_on(path), annotated(path)):
         assert [(at, reason in said) for at, said in faults] == [(line, True)], faults
+
+
+@pytest.mark.parametrize("text", [' "Great product"', ' "tis so', 'says, "hi"'])
+def test_texts_with_quotes_that_a_program_wrote_are_read(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([["text", "label"], [text, "x"]])
+    assert trained_on(path) == annotated(path) == ([text], [])

@@ -163,6 +163,7 @@ def test_a_word_ends_with_the_last_code_point_of_its_last_letter(text: str, by: 
         ["น้ำ", "ກຳ"],  # a vowel that is a letter by its category, and a part of one by UAX 29
         ["می\u200cخواهم", "مَدْرَسَة", "שָׁלוֹם"],
         ["cafe\u0301s", "തമിഴ്\u200d"],
+        ["မား"],  # vowels that UAX 29 leaves apart, in a script without blanks
         ["👩\u200d💻", "👍🏽", "🇩🇪", "1\ufe0f\u20e3"],
     ],
 )
@@ -177,6 +178,10 @@ def test_words_hold_whole_letters_whatever_the_tokenizer_divides(text_words: lis
             tokenizer.normalizer = normalizers.BertNormalizer(strip_accents=True)
     encoding = tokenizer.encode(text)
     assert [text[word.start : word.end] for word in words(text, encoding.offsets, encoding.word_ids)] == text_words
+
+
+def test_no_word_ends_in_a_blank_that_is_a_part_of_a_sign() -> None:
+    assert found_words("a \u06dd b", "byte-level") == ["a", "\u06dd", "b"]
 
 
 @pytest.mark.parametrize("text", ["a\u200d b", "a \u200cb"])

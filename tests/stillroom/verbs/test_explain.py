@@ -219,6 +219,13 @@ def test_columns_of_words_and_tags_give_clusters(tiny_teacher: Path, student: Pa
         assert clusters["labels"] == ["ADJP", "INTJ", "NP", "VP"]
 
 
+def test_a_first_text_without_labels_makes_no_entities_of_them(tiny_teacher: Path, tmp_path: Path) -> None:
+    rows = [{"text": "a b", "label": []}, *({"text": f"c {i}", "label": ["x", "y"]} for i in range(8))]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    document = explain(str(tiny_teacher), str(tiny_teacher), tmp_path / "a.jsonl", tmp_path / "out")
+    assert document["texts"] == 9
+
+
 def test_plain_text_is_enough(tiny_teacher: Path, tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("the kettle is great\nplease refund it\n", encoding="utf-8")
     assert explain(str(tiny_teacher), str(tiny_teacher), tmp_path / "texts.txt", tmp_path / "out")["texts"] == 2

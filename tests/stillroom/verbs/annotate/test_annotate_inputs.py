@@ -4,10 +4,12 @@ import gzip
 import json
 import random
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -110,6 +112,24 @@ def test_parquet_is_read_a_row_group_at_a_time(tmp_path: Path) -> None:
         assert counted.read_bytes < file.stat().st_size / 2
         assert [row.text for row in found] == texts[1:]
         assert source.share_read() == 1
+
+
+def test_a_part_of_a_row_group_reads_no_batches_behind_its_end(tmp_path: Path) -> None:
+    file = write_parquet(tmp_path / "in.parquet", {"text": [str(i) for i in range(30_000)]}, row_group_size=30_000)
+    with InputFile(file) as source:
+        source.prepare()
+        whole, taken = source.table, []
+
+        def iter_batches(*given: Any, **options: Any) -> Iterator[Any]:
+            for batch in whole.iter_batches(*given, **options):
+                taken.append(batch)
+                yield batch
+
+        source.table = SimpleNamespace(
+            metadata=whole.metadata, schema_arrow=whole.schema_arrow, iter_batches=iter_batches
+        )
+        assert sum(len(rows) for _, rows in source.batches(10)) == 10
+    assert len(taken) == 1
 
 
 def test_the_values_of_parquet_become_json(tmp_path: Path) -> None:
