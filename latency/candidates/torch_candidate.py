@@ -128,7 +128,7 @@ def _opener(candidate: Candidate) -> "Callable[..., PreTrainedModel | SentenceMo
         opener = transformers.AutoModelForTokenClassification.from_pretrained
     elif "ForQuestionAnswering" in architectures:  # its one output is both logits of each token, as in a bundle
 
-        def opener(path: Path, **options: Any) -> PreTrainedModel:
+        def opener(path: Path, **options: Any) -> "PreTrainedModel":
             found = transformers.AutoModelForQuestionAnswering.from_pretrained(path, **options)
             return cast("PreTrainedModel", with_span_logits(found))
     elif "ForSequenceClassification" in architectures:

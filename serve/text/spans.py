@@ -216,16 +216,17 @@ def _trimmed(text: str, start: int, end: int, letter_ends: list[int] | None) -> 
         end -= 1
     if letter_ends and start < end:
         end = letter_ends[end - 1]
-        while text[end - 1].isspace():  # some signs, such as Arabic numbering, make one letter with a blank behind them
-            end -= 1
-        while (
-            start < end
-            and text[end - 1] in JOINERS
-            and not (end < len(text) and _joined(text[end - 1], text[end]))
-            and not (end > 1 and unicodedata.combining(text[end - 2]) == VIRAMA)
-        ):
+        # Some signs, such as those of Arabic numbering, make one letter with a blank behind them.
+        while start < end and (text[end - 1].isspace() or _is_idle_joiner(text, end - 1)):
             end -= 1
     return start, end
+
+
+def _is_idle_joiner(text: str, at: int) -> bool:
+    """Whether `text[at]` is a joiner that joins nothing, neither two parts of a word nor a virama to its letter."""
+    if text[at] not in JOINERS or (at and unicodedata.combining(text[at - 1]) == VIRAMA):
+        return False
+    return at + 1 == len(text) or not _joined(text[at], text[at + 1])
 
 
 def _joined(left: str, right: str) -> bool:

@@ -70,6 +70,7 @@ def found_words(text: str, tokenizer: str = "wordpiece") -> list[str]:
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @settings(max_examples=150, deadline=None)
 @given(text=awkward_texts, seed=st.integers(0, 2**32 - 1))
+@example(text="A\r\u200c", seed=0)
 @example(text=AWKWARD[1], seed=3)
 def test_spans_lie_in_the_text_in_order_without_overlap(tokenizer: str, text: str, seed: int) -> None:
     encoding = TOKENIZERS[tokenizer].encode(text)
