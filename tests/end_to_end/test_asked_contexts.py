@@ -154,7 +154,7 @@ def test_a_checkpoint_of_questions_is_explained_profiled_and_exported_with_data_
         assert done.returncode == 2, done.stderr
         assert said in done.stderr
     line = stillroom("inspect", str(bundle))
-    assert "It answers questions about a context" in line.stdout
+    assert "It answers a question from a context" in line.stdout
 
 
 @pytest.mark.slow
