@@ -10,7 +10,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import IO, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 from patience import PATIENCE_S
@@ -23,7 +24,7 @@ SERVE = "import serve.__main__; from serve.http.connections import limits; limit
 class Server:
     """`python -m serve`, running."""
 
-    def __init__(self, url: str, process: subprocess.Popen[str], log: IO[str]) -> None:
+    def __init__(self, url: str, process: subprocess.Popen[str], log: Path) -> None:
         self.url = url
         self.process = process
         self._log = log
@@ -31,8 +32,7 @@ class Server:
 
     def log(self) -> list[str]:
         """The whole lines of its log so far; one that it is still writing is not among them."""
-        self._log.seek(0)
-        written, _, _ = self._log.read().rpartition("\n")
+        written, _, _ = self._log.read_text().rpartition("\n")
         return written.splitlines()
 
     def entries(self, message: str = "request") -> list[dict[str, Any]]:
@@ -88,8 +88,8 @@ def serving(
     if "--linger-s" not in command:
         command += ["--linger-s", "0"]
     with (
-        # Appended to: the server shares this file's position, which reading it moves, and would write over its own lines.
-        tempfile.TemporaryFile("a+") as log,
+        # Read by its name: a reader of `log` would share its position with the server, which moves it while it is read.
+        tempfile.NamedTemporaryFile("a") as log,
         subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, **(environment or {})}
         ) as process,
@@ -97,8 +97,8 @@ def serving(
         assert process.stdout is not None
         try:
             url = process.stdout.readline().strip()
-            server = Server(url, process, log) if url.startswith(said) else None
-            assert server, (url, log.seek(0), log.read())
+            server = Server(url, process, Path(log.name)) if url.startswith(said) else None
+            assert server, (url, Path(log.name).read_text())
             if ready:
                 until(lambda: httpx.get(f"{url}/readyz", timeout=PATIENCE_S).status_code == 200)
             yield server

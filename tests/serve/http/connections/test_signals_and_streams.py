@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 import httpx
 import psutil
@@ -36,12 +35,11 @@ def free_port() -> int:
 class Running:
     """A server in a process group of its own, with its output in a pipe and its log in a file."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", log: IO[str]) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
         self.process, self._log = process, log
 
     def log(self) -> str:
-        self._log.seek(0)
-        return self._log.read()
+        return self._log.read_text()
 
     def line(self, *, while_waiting: signal.Signals | None = None) -> str:
         """The first line that it prints; meanwhile it gets that signal again and again."""
@@ -73,13 +71,13 @@ def running(
     command += [] if "--processes" in command else ["--processes", "1"]
     command += [] if "--linger-s" in command else ["--linger-s", "0"]
     with (
-        tempfile.TemporaryFile("a+") as log,
+        tempfile.NamedTemporaryFile("a") as log,
         subprocess.Popen(
             command, cwd=ROOT, stdout=stdout, stderr=log, env=environment, start_new_session=True
         ) as process,
     ):
         try:
-            yield Running(process, log)
+            yield Running(process, Path(log.name))
         finally:
             children = [] if process.poll() is not None else psutil.Process(process.pid).children(recursive=True)
             process.kill()
