@@ -1,4 +1,4 @@
-"""Every stage of every method, with the teacher, the student and the text that it needs: tiny, and made by code."""
+"""Every kind of stage of the methods, with the teacher, the student and the text that it needs: tiny, and made by code."""
 
 from typing import Any
 
@@ -15,12 +15,19 @@ from compress.models.initialise import student_of
 from compress.models.shapes import Shape
 
 PIECES = [Piece(np.random.default_rng(i).integers(5, VOCABULARY, 4 + i % 9), np.arange(4 + i % 9)) for i in range(40)]
-
-
 SIZES = Sizes(4, 2, 24, 24)
 
 
-EVERY_STAGE = [(name, number) for name in METHODS for number in range(len(stages_of(name, SIZES)))]
+def every_stage() -> list[tuple[str, int]]:
+    """Method and number of each stage; of stages that compute the same, which variants of a method share, the first."""
+    found: dict[str, tuple[str, int]] = {}
+    for name in METHODS:
+        for number, stage in enumerate(stages_of(name, SIZES)):
+            found.setdefault(f"{stage.objective} {stage.trains}", (name, number))
+    return [*found.values()]
+
+
+EVERY_STAGE = every_stage()
 
 
 class TaskText:
