@@ -1,14 +1,17 @@
 """Every kind of stage of the methods, with the teacher, the student and the text that it needs: tiny, and made by code."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 import torch
 from encoders import VOCABULARY, encoder
+from tokenizers import Tokenizer
 from torch import nn
 
 from compress.data.batches import Batch
-from compress.data.corpus import CorpusText, Masking, Piece
+from compress.data.corpus import CorpusFile, CorpusText, Masking, Piece, tokenised
 from compress.data.encoded import IGNORED
 from compress.methods.catalogue import METHODS, Sizes, Stage, stages_of
 from compress.models.initialise import student_of
@@ -28,6 +31,15 @@ def every_stage() -> list[tuple[str, int]]:
 
 
 EVERY_STAGE = every_stage()
+
+
+def thirty_pieces(folder: Path) -> CorpusFile:
+    """A corpus of pieces of 1 to 13 tokens in `folder`."""
+    tokenizer = Tokenizer(tokenizers.models.WordLevel({str(i): i for i in range(VOCABULARY)}, unk_token="0"))  # noqa: S106 - no password
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    drawn = np.random.default_rng(0)
+    texts = [" ".join(map(str, drawn.integers(5, VOCABULARY, 1 + 5 * i % 13))) for i in range(30)]
+    return tokenised(texts, tokenizer, 16, folder, fingerprint="thirty")
 
 
 class TaskText:
