@@ -48,7 +48,8 @@ class TestLibgompIsTold:
     def test_threads_of_another_verb_sleep_at_once(self, tmp_path: Path) -> None:
         assert spins_in(tmp_path, "export", "nowhere", "--out", "out") == 0
 
-    @pytest.mark.parametrize(("name", "value"), [pytest.param(POLICY, "ACTIVE", marks=pytest.mark.slow), (SPINS, "77")])
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("name", "value"), [(POLICY, "ACTIVE"), (SPINS, "77")])
     def test_what_the_user_set_stays(self, name: str, value: str, tmp_path: Path) -> None:
         found = spins_in(tmp_path, "compare", *TRAINING["compare"], **{name: value})
         assert found == 77 if name == SPINS else found > 1_000_000
