@@ -159,13 +159,9 @@ def test_a_finished_stage_that_is_damaged_is_refused_with_the_folder_to_remove(
     assert Workdir(tmp_path).stage("student", "mark", make) == done
     STAGE_DAMAGE[damaged](done / damaged)
     for ask in (lambda w: w.finished("student", "mark"), lambda w: w.stage("student", "mark", make)):
-        with pytest.raises(BadInput, match="is damaged: ") as refused:
+        with pytest.raises(BadInput, match=f"{done} of an earlier call is damaged: .* Remove it") as refused:
             ask(Workdir(tmp_path))
-        said = str(refused.value)
-        assert said.startswith(f"The folder {done} of an earlier call is damaged: ")
-        assert said.endswith("Remove it and run the command again, which repeats this stage.")
-        assert "\n" not in said
-        assert "save_pretrained" not in said
+        assert "save_pretrained" not in str(refused.value)
     assert not Workdir(tmp_path).finished("student", "another mark")
     shutil.rmtree(done)
     assert Workdir(tmp_path).stage("student", "mark", make) == done
