@@ -67,9 +67,7 @@ def test_a_vector_is_the_mean_of_a_texts_tokens_whatever_is_beside_it(encoder: P
         np.testing.assert_allclose(vector, mean / np.linalg.norm(mean), atol=1e-6)
 
 
-def test_texts_like_the_labelled_ones_are_chosen_and_none_of_the_data_or_twice(
-    encoder: Path, task_data: Path, tmp_path: Path
-) -> None:
+def test_texts_like_the_labelled_ones_are_chosen_once(encoder: Path, task_data: Path, tmp_path: Path) -> None:
     strange = [{"text": f"zzz qqq xxx {i} ??? vvv {i * i}"} for i in range(60)]
     alike = examples(60, seed=21)
     test = json.loads((task_data / "test.jsonl").read_text().splitlines()[0])["text"]
@@ -95,7 +93,7 @@ def test_texts_like_the_labelled_ones_are_chosen_and_none_of_the_data_or_twice(
 
 
 @pytest.mark.parametrize("task", ["text-classification", "token-classification"])
-def test_of_the_nearest_those_are_kept_on_which_a_model_wavers(
+def test_uncertain_keeps_the_texts_with_the_smallest_margins(
     encoder: Path, tuned: dict[str, Path], task_data: Path, tmp_path: Path, task: str
 ) -> None:
     bank = write_rows(tmp_path / "bank.jsonl", examples(80, seed=22))
@@ -121,7 +119,7 @@ def test_of_the_nearest_those_are_kept_on_which_a_model_wavers(
         assert row["margin"] == pytest.approx((two[:, 0] - two[:, 1]).mean().item(), abs=1e-3)
 
 
-def test_what_cannot_be_chosen_from_is_told_at_once(encoder: Path, task_data: Path, tmp_path: Path) -> None:
+def test_bad_banks_and_settings_are_refused(encoder: Path, task_data: Path, tmp_path: Path) -> None:
     settings = {"task": "text-classification", "encoder": str(encoder)}
     there = tmp_path / "there.jsonl"
     there.write_text("mine\n")
@@ -153,7 +151,7 @@ def test_what_cannot_be_chosen_from_is_told_at_once(encoder: Path, task_data: Pa
         face.select([bank], pairs, tmp_path / "other.jsonl", **settings | {"encoder": str(decoder)})
 
 
-def test_a_model_that_answers_something_else_is_refused(
+def test_a_model_with_other_labels_is_refused(
     encoder: Path, tuned: dict[str, Path], task_data: Path, tmp_path: Path
 ) -> None:
     bank = write_rows(tmp_path / "bank.jsonl", examples(9, seed=22))
@@ -167,9 +165,7 @@ def test_a_model_that_answers_something_else_is_refused(
         face.select([bank], task_data, tmp_path / "out.jsonl", task="token-classification", **given)
 
 
-def test_texts_are_distinguishable_by_their_letters_digits_and_symbols(
-    encoder: Path, task_data: Path, tmp_path: Path
-) -> None:
+def test_repeats_are_told_by_letters_digits_and_symbols(encoder: Path, task_data: Path, tmp_path: Path) -> None:
     scripts, numbers = ["दिन", "दान", "दीन"], ["10.0 refund", "100 refund"]
     differ = [*scripts, *numbers, "great 😀", "great 😡", "C++ lamp", "C lamp", "???", "!"]
     same = ["Caf\u00e9 lamp", "cafe\u0301, lamp!", " CAF\u00c9  LAMP"]
@@ -202,9 +198,7 @@ def unit(rows: int, seed: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("shard", [7, 64, 300])
-def test_the_nearest_are_those_of_all_products_however_the_bank_is_cut(
-    shard: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_nearest_do_not_depend_on_how_the_bank_is_cut(shard: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selecting, "BLOCK", 5)
     queries, bank = unit(12, 0), unit(300, 1)
     nearest = Nearest(queries, 4)

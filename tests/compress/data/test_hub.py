@@ -146,9 +146,7 @@ def test_a_hub_that_does_not_answer_is_asked_once_for_each_name(hub: Hub, tmp_pa
 
 
 @pytest.mark.slow
-def test_data_sets_are_not_asked_for_where_their_library_is_offline(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offline_datasets_are_not_requested(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     done = command(tmp_path, hub, *RUN)
     assert done.returncode == 2
@@ -157,7 +155,7 @@ def test_data_sets_are_not_asked_for_where_their_library_is_offline(
 
 
 @pytest.mark.slow
-def test_a_model_and_data_of_the_hub_are_downloaded_and_found_again_without_it(
+def test_downloads_are_found_again_when_the_hub_is_down(
     hub: Hub, tmp_path: Path, tiny_teacher: Path, task_data: Path
 ) -> None:
     hub.folders = {"some/teacher": tiny_teacher, "some/messages": task_data}
@@ -175,7 +173,7 @@ def test_a_model_and_data_of_the_hub_are_downloaded_and_found_again_without_it(
     assert weights[0] == weights[1]
 
 
-def test_what_looks_like_a_path_is_never_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_never_requested_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     paths = ["./mine", "../mine", "/mine", "mine/", "a/b/c", "mine.jsonl", "data/mine", "~/mine"]
@@ -203,7 +201,7 @@ for kind, name, revision in (each.split() for each in sys.argv[1:]):
 """
 
 
-def test_data_and_models_are_read_at_the_revision_given_with_the_token_of_the_environment(
+def test_revisions_are_read_with_the_token_of_the_environment(
     hub: Hub, tmp_path: Path, task_data: Path, tiny_teacher: Path
 ) -> None:
     hub.folders = {"some/messages": task_data, "some/teacher": tiny_teacher}

@@ -112,7 +112,7 @@ def test_what_a_command_started_is_killed_with_it(tmp_path: Path) -> None:
     assert not psutil.wait_procs(left, timeout=PATIENCE_S)[1]
 
 
-def test_what_it_says_of_the_text_itself_is_not_taken(tmp_path: Path) -> None:
+def test_the_text_of_an_answer_is_not_taken(tmp_path: Path) -> None:
     document, rows = label(tmp_path, command(tmp_path, 'answer |= {"text": text.upper(), "note": "seen"}'))
     assert right(rows)
     assert {row["note"] for row in rows} == {"seen"}
@@ -147,13 +147,13 @@ if row["id"] == 5: answer = {"id": 5, "label": "refund", "note": "\\ud800"}"""
         ("os._exit(4)", "ended with status 4 before it answered"),
     ],
 )
-def test_what_answers_nothing_is_told_at_once(tmp_path: Path, inserted: str, message: str) -> None:
+def test_a_useless_command_is_refused_at_once(tmp_path: Path, inserted: str, message: str) -> None:
     with pytest.raises(BadInput, match=message.replace("(", r"\(")):
         label(tmp_path, command(tmp_path, inserted))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rules.py", "texts.jsonl"]
 
 
-def test_what_cannot_be_started_and_what_is_not_said_is_refused(tmp_path: Path) -> None:
+def test_missing_commands_and_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="cannot be started"):
         label(tmp_path, str(tmp_path / "nothing here"))
     texts = write_rows(tmp_path / "texts.jsonl", examples(3, seed=3))

@@ -99,9 +99,7 @@ def right(found: list[dict[str, Any]]) -> bool:
     return [(row["text"], row.get("label")) for row in found] == [(row["text"], row["label"]) for row in wanted]
 
 
-def test_every_text_is_asked_once_and_tokens_and_cost_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_and_cost_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LABELLER_KEY", "s3cret")
 
     async def slowly(endpoint: Endpoint, text: str, times: int) -> str:
@@ -178,7 +176,7 @@ def test_a_model_is_told_once_what_was_wrong_with_its_answer(tmp_path: Path) -> 
     ],
     ids=["for now", "for good"],
 )
-def test_one_text_that_is_always_refused_costs_no_other_and_is_asked_about_again(
+def test_a_text_that_is_always_refused_is_asked_again_by_the_next_call(
     tmp_path: Path, trouble: Any, error: str
 ) -> None:
     mended: list[bool] = []
@@ -197,7 +195,7 @@ def test_one_text_that_is_always_refused_costs_no_other_and_is_asked_about_again
     assert {times for text, times in endpoint.asked.items() if not text.endswith("3020")} == {1}
 
 
-def test_a_key_that_is_none_is_refused_and_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_key_is_refused_and_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-s3cret\r")  # a line end of another system
     with serving(good) as endpoint:
         label(endpoint, tmp_path)
@@ -209,7 +207,7 @@ def test_a_key_that_is_none_is_refused_and_not_shown(tmp_path: Path, monkeypatch
         assert "s3cret" not in str(refused.value)
 
 
-def test_what_the_endpoint_says_of_its_limits_holds_for_all(tmp_path: Path) -> None:
+def test_retry_after_delays_all_requests(tmp_path: Path) -> None:
     def limited(endpoint: Endpoint, text: str, times: int) -> Any:
         return (429, "Retry-After: 1") if len(endpoint.times) == 5 else good(endpoint, text, times)
 
@@ -244,7 +242,7 @@ def test_an_endpoint_of_no_use_is_told_after_a_few_requests(tmp_path: Path, says
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_where_nothing_listens_it_says_so(tmp_path: Path) -> None:
+def test_an_endpoint_that_does_not_listen_is_told(tmp_path: Path) -> None:
     with serving(good) as endpoint:
         pass
     with pytest.raises(BadInput, match=r"--with-url http://127.*asked 1 times, and the last time: Connect"):

@@ -175,7 +175,7 @@ def test_killed_and_given_again_it_asks_only_what_is_missing_and_ends_with_the_s
         )
 
 
-def test_what_another_model_left_behind_is_begun_anew(
+def test_a_part_file_of_another_model_is_discarded(
     classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = write_rows(tmp_path / "a.jsonl", examples(20, seed=1))

@@ -27,9 +27,7 @@ HARMLESS: list[dict[str, object]] = [
 
 
 @pytest.mark.parametrize("changes", HARMLESS, ids=lambda changes: next(iter(changes)))
-def test_a_setting_that_changes_no_answer_stops_nothing(
-    changes: dict[str, object], checkpoint: Path, change_json: Change
-) -> None:
+def test_harmless_settings_change_no_answer(changes: dict[str, object], checkpoint: Path, change_json: Change) -> None:
     ids = torch.arange(5, 12)[None]  # no multiple of a chunk
     before = load(open_model(str(checkpoint)), TEXT_CLASSIFICATION).eval()(input_ids=ids).logits
     change_json("config.json", **changes)
@@ -47,7 +45,7 @@ NO_HEAD: dict[str, tuple[dict[str, object], str]] = {
 
 
 @pytest.mark.parametrize("kind", NO_HEAD)
-def test_a_model_that_cannot_answer_is_refused_by_what_stands_in_its_configuration(
+def test_a_model_without_a_usable_head_is_refused(
     kind: str, checkpoint: Path, change_json: Change, tmp_path: Path
 ) -> None:
     changes, message = NO_HEAD[kind]
@@ -61,16 +59,14 @@ def test_a_model_that_cannot_answer_is_refused_by_what_stands_in_its_configurati
         assert message in str(told.value)
 
 
-def test_a_tagger_is_not_of_several_labels_a_text_whatever_problem_type_says(
-    checkpoint: Path, change_json: Change
-) -> None:
+def test_a_tagger_is_never_multi_label(checkpoint: Path, change_json: Change) -> None:
     change_json("config.json", problem_type="multi_label_classification")
     assert open_model(str(checkpoint)).multi_label
     change_json("config.json", architectures=["BertForTokenClassification"])
     assert not open_model(str(checkpoint)).multi_label
 
 
-def test_a_class_that_transformers_does_not_have_is_told(
+def test_an_unknown_model_class_is_warned_of(
     checkpoint: Path, change_json: Change, caplog: pytest.LogCaptureFixture
 ) -> None:
     change_json("config.json", architectures=["MyBertForSequenceClassification"])
@@ -108,9 +104,7 @@ def padding_at_3(tmp_path_factory: pytest.TempPathFactory, shallow_teacher: Path
     return folder
 
 
-def test_a_model_whose_positions_begin_behind_its_padding_reads_what_its_table_leaves(
-    padding_at_3: Path, tmp_path: Path
-) -> None:
+def test_positions_before_the_padding_id_are_not_read(padding_at_3: Path, tmp_path: Path) -> None:
     assert open_model(str(padding_at_3)).max_length == 32
     data = tmp_path / "data"
     data.mkdir()

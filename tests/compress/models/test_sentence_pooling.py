@@ -17,7 +17,7 @@ from serve.errors import BadInput
 Change = Callable[..., None]
 
 
-def test_a_prompt_before_each_text_is_refused_and_others_are_told(
+def test_a_default_prompt_is_refused_and_others_are_warned_of(
     checkpoint: Path, change_json: Change, caplog: pytest.LogCaptureFixture
 ) -> None:
     warn.cache_clear()
@@ -63,9 +63,7 @@ STRANGE: dict[str, tuple[str, dict[str, object], str]] = {
 
 
 @pytest.mark.parametrize("kind", STRANGE)
-def test_settings_of_sentence_transformers_that_change_vectors_are_refused_by_name(
-    kind: str, checkpoint: Path, change_json: Change
-) -> None:
+def test_settings_that_change_vectors_are_refused_by_name(kind: str, checkpoint: Path, change_json: Change) -> None:
     file, changes, message = STRANGE[kind]
     write_pooling(checkpoint, SentencePooling(), 32, 32)
     if file == POOLING:
@@ -77,9 +75,7 @@ def test_settings_of_sentence_transformers_that_change_vectors_are_refused_by_na
         open_encoder(str(checkpoint))
 
 
-def test_settings_of_sentence_transformers_that_change_no_vector_stop_nothing(
-    checkpoint: Path, change_json: Change
-) -> None:
+def test_settings_that_change_no_vector_pass(checkpoint: Path, change_json: Change) -> None:
     write_pooling(checkpoint, SentencePooling(), 32, 32)
     arguments = {"torch_dtype": "float16", "trust_remote_code": True}
     change_json(SETTINGS, **PLAIN, unpad_inputs=True, processing_kwargs={}, model_args=arguments)
@@ -97,7 +93,7 @@ def test_a_module_of_another_package_is_refused_by_its_name(place: int, checkpoi
         open_encoder(str(checkpoint))
 
 
-def test_vectors_of_no_set_length_that_are_compared_by_it_are_told(
+def test_dot_products_of_unnormalised_vectors_are_warned_of(
     checkpoint: Path, change_json: Change, caplog: pytest.LogCaptureFixture
 ) -> None:
     warn.cache_clear()
@@ -143,7 +139,7 @@ def test_an_encoder_in_a_folder_below_is_refused_with_its_place(whole: Path, tmp
         ({}, ""),
     ],
 )
-def test_an_activation_behind_the_head_of_a_cross_encoder_is_told(
+def test_the_activation_of_a_cross_encoder_is_warned_of(
     changes: dict[str, object], told: str, checkpoint: Path, change_json: Change, caplog: pytest.LogCaptureFixture
 ) -> None:
     warn.cache_clear()

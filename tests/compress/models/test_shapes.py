@@ -29,7 +29,7 @@ def test_numbers_give_any_shape() -> None:
         ("layers=5,layers=6,hidden=320,heads=10,ffn=1", "'layers=6' is not understood"),
     ],
 )
-def test_what_is_no_shape_is_refused_with_the_way_out(student: str, message: str) -> None:
+def test_bad_shapes_are_refused_with_a_hint(student: str, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         shape_of(student)
 
@@ -59,7 +59,7 @@ def test_the_last_layer_of_equal_depths_learns_from_the_last(name: str) -> None:
     assert layer_map(name, 6, 6)[6] == (6,)
 
 
-def test_what_cannot_be_mapped_is_refused() -> None:
+def test_impossible_layer_maps_are_refused() -> None:
     with pytest.raises(BadInput, match="no deeper than its teacher"):
         layer_map("last", 6, 8)
     with pytest.raises(BadInput, match="--layer-map first is not known"):

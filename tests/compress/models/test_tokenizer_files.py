@@ -109,7 +109,7 @@ def test_a_tokenizer_as_it_was_saved_is_kept_without_a_word(checkpoint: Path, ca
 
 
 @pytest.mark.parametrize("name", ["BertJapaneseTokenizer", "NobodysTokenizer"])
-def test_a_class_that_gives_no_fast_tokenizer_is_named_and_the_file_is_read(
+def test_an_unusable_tokenizer_class_is_passed_over(
     name: str, checkpoint: Path, change_json: Change, caplog: pytest.LogCaptureFixture
 ) -> None:
     change_json("tokenizer_config.json", tokenizer_class=name)
@@ -118,7 +118,7 @@ def test_a_class_that_gives_no_fast_tokenizer_is_named_and_the_file_is_read(
         assert f"the tokenizer_class {name}" in caplog.text
 
 
-def test_a_special_token_without_a_row_is_read_as_characters_from_training_to_answers(
+def test_a_special_token_without_a_row_is_read_as_characters(
     checkpoint: Path, change_json: Change, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tokenizer = in_file(checkpoint)
@@ -179,7 +179,7 @@ def test_the_dropout_of_a_tokenizer_is_left_out_and_told(checkpoint: Path, caplo
     assert "different tokens" not in caplog.text
 
 
-def test_what_is_not_read_of_a_tokenizers_configuration_is_told(
+def test_ignored_tokenizer_settings_are_warned_of(
     checkpoint: Path, change_json: Change, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sides = {"truncation_side": "left", "padding_side": "left"}
@@ -196,7 +196,7 @@ def test_what_is_not_read_of_a_tokenizers_configuration_is_told(
 
 
 @pytest.mark.parametrize("flag", ["single_word", "normalized"])
-def test_added_tokens_are_found_in_texts_by_the_rules_of_the_tokenizer_file(
+def test_added_tokens_follow_the_tokenizer_file(
     flag: str, checkpoint: Path, change_json: Change, caplog: pytest.LogCaptureFixture
 ) -> None:
     mask = in_file(checkpoint).token_to_id("[MASK]")
@@ -208,7 +208,7 @@ def test_added_tokens_are_found_in_texts_by_the_rules_of_the_tokenizer_file(
 
 
 @pytest.mark.parametrize("file", ["added_tokens.json", "tokenizer_config.json"])
-def test_an_added_token_that_would_get_another_id_is_refused(
+def test_an_added_token_with_another_id_is_refused(
     file: str, checkpoint: Path, change_json: Change, change_weights: Callable[..., None]
 ) -> None:
     rows = open_model(str(checkpoint)).config.vocab_size + 200

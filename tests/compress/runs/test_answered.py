@@ -51,7 +51,7 @@ def tuned(
     return request.param, folder
 
 
-def test_a_models_answers_from_a_file_are_the_soft_labels_of_the_model(
+def test_answers_from_a_file_equal_the_models_soft_labels(
     tuned: tuple[str, Path], tmp_path: Path, opened: Opener
 ) -> None:
     task, folder = tuned
@@ -67,7 +67,7 @@ def test_a_models_answers_from_a_file_are_the_soft_labels_of_the_model(
         np.testing.assert_allclose(softmax(ours), softmax(np.asarray(theirs)), atol=2e-5)
 
 
-def test_a_student_keeps_the_head_of_its_start_if_that_gives_the_labels_of_the_data_and_no_others(
+def test_a_student_keeps_the_head_of_a_start_with_the_same_labels(
     tuned: tuple[str, Path], task_data: Path, tmp_path: Path
 ) -> None:
     task, folder = tuned
@@ -136,7 +136,7 @@ def test_a_text_without_an_answer_keeps_its_label_and_no_text_of_validation_or_t
 
 
 @pytest.mark.parametrize("validation", [True, False])
-def test_without_a_train_file_the_answers_are_its_labels(
+def test_answers_are_labels_without_a_train_file(
     task_data: Path, tmp_path: Path, opened: Opener, validation: bool
 ) -> None:
     data = some_splits(tmp_path / "data", task_data, "test", *["validation"] * validation)
@@ -158,9 +158,7 @@ def test_without_a_train_file_the_answers_are_its_labels(
         opened(None, data)
 
 
-def test_further_texts_are_learned_by_the_answer_alone_and_never_one_of_test(
-    task_data: Path, tmp_path: Path, opened: Opener
-) -> None:
+def test_further_texts_have_no_labels_and_exclude_test(task_data: Path, tmp_path: Path, opened: Opener) -> None:
     of_test = {"text": f"{rows_of(task_data, 'test')[0]['text']} ", "label": "praise"}
     further = {"text": "an odd lamp", "labels": {"praise": 0.5, "refund": 0.5}}
     inputs = opened(write_rows(tmp_path / "answers.jsonl", [further, of_test]))
@@ -169,9 +167,7 @@ def test_further_texts_are_learned_by_the_answer_alone_and_never_one_of_test(
     assert [targets.tolist() for targets in inputs.in_domain.targets] == [[-100]]
 
 
-def test_a_few_answers_to_validation_show_nothing_and_stop_nothing(
-    task_data: Path, tmp_path: Path, opened: Opener
-) -> None:
+def test_few_answers_to_validation_stop_nothing(task_data: Path, tmp_path: Path, opened: Opener) -> None:
     rows = [rows_of(task_data, name)[0] for name in ("train", "validation")]
     answers = [{"text": row["text"], "label": row["label"]} for row in rows]
     inputs = opened(write_rows(tmp_path / "answers.jsonl", answers))
@@ -191,9 +187,7 @@ def test_where_answers_are_labels_a_cut_one_is_left_out(task_data: Path, tmp_pat
     assert len(inputs.answered.soft) == 20
 
 
-def test_texts_out_of_scope_are_not_learned_whatever_the_answer(
-    task_data: Path, tmp_path: Path, opened: Opener
-) -> None:
+def test_texts_out_of_scope_are_not_learned(task_data: Path, tmp_path: Path, opened: Opener) -> None:
     data = tmp_path / "data"
     data.mkdir()
     for name in ("train", "validation", "test"):
@@ -204,7 +198,7 @@ def test_texts_out_of_scope_are_not_learned_whatever_the_answer(
     assert [example.text for example in inputs.further] == ["an odd lamp"]
 
 
-def test_what_cannot_be_learned_from_is_refused_before_training(
+def test_useless_answers_are_refused_before_training(
     tiny_teacher: Path, task_data: Path, tmp_path: Path, opened: Opener
 ) -> None:
     of_test = [{"text": row["text"], "label": "praise"} for row in rows_of(task_data, "test")]
@@ -220,9 +214,7 @@ def test_what_cannot_be_learned_from_is_refused_before_training(
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("student")]
 
 
-def test_a_student_of_a_file_learns_its_task_and_says_what_taught_it(
-    tiny_teacher: Path, task_data: Path, tmp_path: Path
-) -> None:
+def test_a_student_learns_from_a_file_and_names_it(tiny_teacher: Path, task_data: Path, tmp_path: Path) -> None:
     rows = [*rows_of(task_data, "train"), *examples(60, seed=5)]
     # Answers that contradict the labels of train: what is learned is what they say.
     turned = {"praise": "refund", "refund": "status", "status": "praise"}

@@ -54,7 +54,7 @@ def test_the_precision_is_chosen_for_the_device_that_is_trained_on(kind: Any, mo
     assert on_this_machine(kind(**NEEDED[kind], threads=3)).threads == 3
 
 
-def test_a_gpu_that_is_not_there_is_refused_with_all_else_that_is_wrong(
+def test_a_missing_gpu_is_refused_among_other_faults(
     tiny_teacher: Path, task_data: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
@@ -76,7 +76,7 @@ def test_a_gpu_that_is_not_there_is_refused_with_all_else_that_is_wrong(
     assert list(tmp_path.iterdir()) == [corpus]
 
 
-def test_a_device_that_is_named_decides_nothing_where_it_is_the_one_taken_anyway(
+def test_naming_the_default_device_changes_no_fingerprint(
     tiny_teacher: Path, task_data: Path, corpus: Path, tmp_path: Path
 ) -> None:
     def stop(event: Event) -> None:
@@ -115,7 +115,7 @@ def test_a_seed_below_zero_is_refused(tiny_teacher: Path, corpus: Path, tmp_path
 
 
 @pytest.mark.parametrize(("hidden", "precision"), [("", "bf16"), ("amx_bf16", "fp32")])
-def test_distill_trains_on_as_many_threads_as_it_is_told_in_what_the_processor_multiplies_natively(
+def test_distill_honours_threads_and_the_processors_precision(
     tiny_teacher: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hidden: str, precision: str
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)

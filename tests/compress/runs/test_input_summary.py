@@ -139,7 +139,7 @@ def test_texts_out_of_scope_are_distinguishable(tiny_teacher: Path, task_data: P
     assert line_of(found, "out of scope") == ", ".join(f"{n} in {s}" for s, n in found["rows_out_of_scope"].items())
 
 
-def test_a_run_and_its_plan_begin_with_what_they_understood(
+def test_run_and_plan_begin_with_their_inputs(
     tagger: Path, task_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe: dict[str, Any] = {
@@ -157,9 +157,7 @@ def test_a_run_and_its_plan_begin_with_what_they_understood(
     assert capsys.readouterr().err.splitlines()[0] == first
 
 
-def test_a_fine_tuning_begins_with_what_it_understood_and_ends_with_its_score(
-    tiny_teacher: Path, task_data: Path, tmp_path: Path
-) -> None:
+def test_finetune_tells_its_inputs_and_its_score(tiny_teacher: Path, task_data: Path, tmp_path: Path) -> None:
     heard: list[str] = []
 
     def hear(event: Event) -> None:

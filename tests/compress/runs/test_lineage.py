@@ -44,7 +44,7 @@ def curve(*values: float) -> list[tuple[int, float]]:
     return list(enumerate(values, 1))
 
 
-def test_a_loss_that_falls_is_not_doubted_though_single_batches_rise() -> None:
+def test_a_falling_loss_is_not_warned_of() -> None:
     assert loss_warnings(curve(*(1 / step + 0.2 * (step % 2) for step in range(1, 50))), "relations") == []
 
 
@@ -57,13 +57,13 @@ def test_a_loss_that_falls_is_not_doubted_though_single_batches_rise() -> None:
         ([1.0] * 20 + [1e-7] * 20, "nearly 0"),
     ],
 )
-def test_one_that_does_not_or_falls_to_nothing_is(values: list[float], said: str) -> None:
+def test_flat_and_vanishing_losses_are_warned_of(values: list[float], said: str) -> None:
     (told,) = loss_warnings(curve(*values), "relations")
     assert told.startswith("relations: ")
     assert said in told
 
 
-def test_a_few_points_say_nothing() -> None:
+def test_few_points_are_not_warned_of() -> None:
     assert loss_warnings(curve(1.0, 1.0, 1.0), "relations") == []
 
 

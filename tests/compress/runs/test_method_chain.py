@@ -45,7 +45,7 @@ def test_relations_are_those_of_the_layer_that_the_last_one_starts_from(start: s
     assert {term.teacher_layer for term in stages[0].objective.layers} == {layer}  # the papers' for new layers
 
 
-def test_a_target_of_another_layer_is_said() -> None:
+def test_a_target_of_another_layer_is_warned_of() -> None:
     assert not method_chain("minilmv2", STUDENT, TEACHER).warnings
     (said,) = method_chain("minilmv2", STUDENT, TEACHER, teacher_layer=4).warnings
     assert "starts from the teacher's layer 6 and learns from layer 4" in said
@@ -87,7 +87,7 @@ def test_settings_of_one_stage_take_the_place_of_its_own() -> None:
         ("tinybert", {"tinybert-task": {"pack": True}}, "only plain text is packed"),
     ],
 )
-def test_what_a_method_cannot_be_is_refused(method: str, stages: dict[str, object], message: str) -> None:
+def test_bad_methods_and_stages_are_refused(method: str, stages: dict[str, object], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         method_chain(method, STUDENT, TEACHER, stages=stages)  # type: ignore[arg-type]
 

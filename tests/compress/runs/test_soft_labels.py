@@ -60,7 +60,7 @@ def test_a_text_gets_the_soft_labels_of_the_teacher_that_has_not_seen_it(
     assert sure["train_out_of_fold"] == soft_labels.confidence(found[: len(inputs.train)], multi_label=False)
 
 
-def test_a_fold_teacher_is_not_trained_on_its_fold(
+def test_a_fold_teacher_skips_its_fold(
     tiny_teacher: Path, task_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = opened(tiny_teacher, task_data, tmp_path, folds=3)
@@ -90,9 +90,7 @@ def trial(folder: Path, reached: float) -> Path:
 
 
 @pytest.mark.parametrize(("half", "most", "taken"), [(0.8, 0.7, 0.5), (0.7, 0.8, 0.9), (0.8, 0.8, 0.9)])
-def test_the_share_that_was_better_on_validation_is_taken(
-    tmp_path: Path, half: float, most: float, taken: float
-) -> None:
+def test_the_better_soft_share_is_taken(tmp_path: Path, half: float, most: float, taken: float) -> None:
     trials = {0.5: trial(tmp_path / "half", half), 0.9: trial(tmp_path / "most", most)}
     (tmp_path / soft_labels.CONFIDENCE).write_text('{"train": 0.99, "validation": 0.91}')
     soft = soft_labels.chosen_share(tmp_path, trials)
@@ -110,7 +108,7 @@ def test_the_share_that_was_better_on_validation_is_taken(
         ({"folds": 2, "method": "minilmv2", "then": "labels"}, "--folds has no effect on --method minilmv2"),
     ],
 )
-def test_folds_that_nothing_would_use_are_refused(
+def test_useless_folds_are_refused(
     tiny_teacher: Path, task_data: Path, tmp_path: Path, settings: dict[str, Any], fault: str
 ) -> None:
     with pytest.raises(BadInput, match=fault):
