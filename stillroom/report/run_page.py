@@ -8,8 +8,9 @@ from typing import Any, NotRequired, TypedDict
 from latency.measure.machine import MachineFacts, machine_line
 from latency.measure.result_document import ProfileDocument
 from serve.bundle.manifest import canonical_json
+from serve.wording import all_of, counted
 from stillroom.report.drawings import Interval, curve, intervals
-from stillroom.report.formats import Cell, Outcome, Table, score, scored, scored_as, size, table
+from stillroom.report.formats import Cell, Outcome, Table, number, score, scored, scored_as, size, table
 from stillroom.report.pages import can_write_pages, page_bytes, rendered, write_page, write_text
 from stillroom.report.search_page import sentences, tried
 from stillroom.report.timings import PAIRED, all_figures, doubts, shapes
@@ -163,6 +164,7 @@ def report_page(report: Report) -> str:
         ],
         "report": {**dict.fromkeys(Report.__annotations__), **report},
         "metric_name": report.get("metric_name", "metric"),
+        "result": result_line(report),
         "summary_chart": intervals(
             [
                 Interval(row["name"], row["metric"], row.get("low"), row.get("high"), f"{row['metric']:.4f}")
@@ -187,6 +189,31 @@ def report_page(report: Report) -> str:
             "paired": PAIRED if latency["ratios"] else "",
         }
     return rendered("run.html", values)
+
+
+def result_line(report: Report) -> str:
+    """The score of int8 beside the teacher's and that of labels alone, times faster and smaller, and the gates; empty without int8."""
+    rows = {row["name"]: row for row in report.get("summary", [])}
+    if "int8" not in rows:
+        return ""
+    int8, metric_name = rows["int8"], report.get("metric_name", "metric")
+    others = {"teacher": "teacher", "undistilled": "labels alone", "fp32": "fp32"}
+    if "teacher" in rows:
+        del others["fp32"]
+    beside = [f"{title} {rows[name]['metric']:.4f}" for name, title in others.items() if name in rows]
+    parts = [f"int8: {int8['metric']:.4f} ({metric_name})" + (f"; {', '.join(beside)}" if beside else "")]
+    other = next((rows[name] for name in ("teacher", "student", "fp32") if name in rows), int8)
+    gains = []
+    if (ours_ms := int8.get("latency_ms")) and (theirs_ms := other.get("latency_ms")):
+        gains.append(f"{number(theirs_ms / ours_ms)} times as fast")
+    if (ours_bytes := int8.get("size_bytes")) and (theirs_bytes := other.get("size_bytes")):
+        gains.append(f"{number(theirs_bytes / ours_bytes)} times smaller")
+    if gains and other is not int8:
+        parts.append(f"against the {other['name']}: {', '.join(gains)}")
+    if gates := report.get("gates", []):
+        missed = [gate["name"] for gate in gates if not gate["passed"]]
+        parts.append(f"missed {counted(len(missed), 'gate')}: {all_of(missed)}" if missed else "every gate passed")
+    return ". ".join(part[0].upper() + part[1:] if i else part for i, part in enumerate(parts)) + "."
 
 
 def _tables(report: Report) -> dict[str, Table]:

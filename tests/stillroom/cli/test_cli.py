@@ -490,7 +490,6 @@ def test_the_face_gives_its_names_and_refuses_others() -> None:
         "explain",
         "push",
         "load",
-        "capacity",
         "transfer",
     }
     assert set(stillroom.__all__) == {*verbs, "Pipeline", "Generator", "Client"}
