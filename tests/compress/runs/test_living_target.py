@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.distill.grow import grown
 from compress import distill
 from compress.methods.catalogue import Sizes, stages_of
-from compress.models.grow_teacher import grown
 from compress.models.pretrained import load_encoder, open_model
 from compress.progress import Event
 from compress.runs.lineage import save_with_lineage

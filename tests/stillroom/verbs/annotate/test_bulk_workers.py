@@ -17,15 +17,14 @@ from stillroom.verbs.annotate.rows import Columns
 from stillroom.verbs.annotate.workers import LocalWorker, WorkerGroup
 
 
-def test_a_worker_that_is_started_again_forgets_the_process_that_died(tmp_path: Path) -> None:
+def test_a_worker_whose_process_died_is_started_again_and_ended(tmp_path: Path) -> None:
     job = Job("", "", "", 1, "cpu", Columns(), AnswerOptions(), None, "stop", 5, str(tmp_path))
     worker = LocalWorker(job)
     try:
         died = worker.start().result(PATIENCE_S).pid
         os.kill(died, signal.SIGKILL)
-        ready = worker.start()
-        assert worker._pid != died  # `end` kills it, and by then another program may have this number
-        now = ready.result(PATIENCE_S).pid
+        now = worker.start().result(PATIENCE_S).pid
+        assert now != died
     finally:
         worker.end()
     assert not psutil.pid_exists(now)
