@@ -207,13 +207,6 @@ def test_columns_of_words_and_tags_give_clusters(tiny_teacher: Path, student: Pa
         assert clusters["labels"] == ["ADJP", "INTJ", "NP", "VP"]
 
 
-def test_a_first_text_without_labels_makes_no_entities_of_them(tiny_teacher: Path, tmp_path: Path) -> None:
-    rows = [{"text": "a b", "label": []}, *({"text": f"c {i}", "label": ["x", "y"]} for i in range(8))]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    document = explain(str(tiny_teacher), str(tiny_teacher), tmp_path / "a.jsonl", tmp_path / "out")
-    assert document["texts"] == 9
-
-
 def test_all_that_is_wrong_is_told_at_once(tiny_teacher: Path, student: Path, data: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="3 faults") as refused:
         explain("no/such", str(student / "neither"), tmp_path / "gone.jsonl", tmp_path / "out")
@@ -263,11 +256,15 @@ def test_the_command_prints_tables_or_its_document(tiny_teacher: Path, tmp_path:
     assert command("explain", *given, "--layer", "9:9").code == 2
 
 
-def test_rows_that_were_rejected_are_left_out_with_a_line(
-    tiny_teacher: Path, rows: list[dict[str, object]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_rows_that_were_rejected_are_left_out_with_a_line_and_empty_lists_of_labels_are_labels(
+    tiny_teacher: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    verdicts = [row | {"answer": "reject" if i < 2 else "accept"} for i, row in enumerate(rows)]
+    rows: list[dict[str, object]] = [
+        {"text": "a b", "label": []},
+        *({"text": f"c {i}", "label": ["x", "y"]} for i in range(8)),
+    ]
+    verdicts = [row | {"answer": "reject" if i > 6 else "accept"} for i, row in enumerate(rows)]
     data = write_rows(tmp_path / "rows.jsonl", verdicts)
     document = explain(str(tiny_teacher), str(tiny_teacher), data, tmp_path / "out")
-    assert document["texts_in_data"] == len(rows) - 2
+    assert (document["texts"], document["texts_in_data"]) == (7, 7)
     assert f"warning: 2 rows of {data} were left out: `answer` is reject" in capfd.readouterr().err.replace("\n", " ")

@@ -143,17 +143,16 @@ def test_the_command_says_what_it_pushed_and_when_there_was_nothing_to_do(
     bundle: Path, other: Path, place: Path
 ) -> None:
     url = f"file://{place}"
-    code, said, _ = command("push", bundle, url)
-    assert code == 0
-    assert said.startswith("cities (")
-    assert said.endswith(f"is at {url}\n")
+    code, out, said = command("push", bundle, url)
+    assert code == 0, said
+    assert out.startswith("cities (")
+    assert out.endswith(f"is at {url}\n")
     assert command("push", bundle, url).out.endswith(f"is at {url} already; nothing was uploaded\n")
-    code, said, complaint = command("push", other, url)
-    assert (code, said) == (2, "")
-    assert "holds another bundle" in complaint
+    code, out, said = command("push", other, url)
+    assert (code, out) == (2, "")
+    assert "holds another bundle" in said
     document = json.loads(command("push", other, url, "--replace", "--json").out)
-    assert document["replaced"]
-    assert document["name"] == "other"
+    assert (document["replaced"], document["name"]) == (True, "other")
 
 
 @pytest.fixture
@@ -181,16 +180,13 @@ def test_every_verb_that_reads_a_bundle_takes_its_url(intents: BundleStore, tmp_
     assert code == 0, complaint
     labels = [json.loads(line)["answer"]["labels"][0]["label"] for line in answers.read_text().splitlines()]
     assert labels == ["book", "refund"]
+    found = candidates_of(local_bundle(intents.url("intents")), Ways(), tmp_path, ())
+    assert [each.name for each in found] == ["intents ORT fp32"]
     assert intents.count("model.onnx") == 1
     intents.spoiled = {"manifest.json": [404]}
     code, said, complaint = command("inspect", secret)
     assert (code, said) == (2, "")
     assert f"there is no {url}/manifest.json; give the URL" in complaint
-
-
-def test_profile_names_a_bundle_of_a_url_as_its_manifest_does(intents: BundleStore, tmp_path: Path) -> None:
-    found = candidates_of(local_bundle(intents.url("intents")), Ways(), tmp_path, ())
-    assert [each.name for each in found] == ["intents ORT fp32"]
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from in_process import command
-from lookup_bundles import city_table, write_bundle
 from processes import started
 from safetensors.torch import load_file, save_file
 from small_profiles import QUICK, TASK, Models, Profiled, profiled
@@ -205,15 +204,6 @@ def test_a_model_of_another_kind_of_labels_gets_no_metric_and_says_why(slower: P
     assert note.startswith("No metric: several ORT fp32 gives a text any number of labels")
     assert [each.get("metric") for each in slower.document["candidates"]] == [0.9, None, 0.9]
     assert slower.document["warnings"] == []
-
-
-def test_models_of_two_tasks_are_timed_on_the_texts_alone(models: Models, splits: Path, tmp_path: Path) -> None:
-    cities = write_bundle(tmp_path / "cities", city_table())
-    tasks = [task_of(model) for model in (models.fast, models.checkpoint, models.file, cities, tmp_path)]
-    assert tasks == [TASK, TASK, TASK, "token-classification", None]
-    given = given_texts(str(splits), None)
-    assert (len(given.texts), given.examples) == (50, None)
-    assert given.notes == ["The models do not share one task, so there is no metric."]
 
 
 def test_two_classes_that_nobody_named_are_read_as_transformers_calls_them(models: Models, tmp_path: Path) -> None:
