@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import pytest
 from in_process import command
+from test_annotate import lines
 
 from serve.bundle.runtimes import Device
 from serve.errors import BadInput, InternalError
@@ -18,10 +19,6 @@ from stillroom.verbs.annotate.checks import lineage
 from stillroom.verbs.annotate.parts import Job
 from stillroom.verbs.annotate.rows import Columns
 from stillroom.verbs.annotate.run import annotate
-
-
-def lines(file: Path) -> list[Any]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def row(text: str) -> str:

@@ -245,6 +245,7 @@ def test_what_a_profile_of_bundles_needs_comes_without_torch(models: Models) -> 
         pytest.param("FAST --data TEXTS", r"has no file test\.", id="splits without test"),
         pytest.param("FAST FAST", "two candidates are named fast ORT fp32", id="the same model twice"),
         pytest.param("FILE --runtimes torch", "--device cpu, --runtimes torch", id="no way to run it"),
+        pytest.param("FAST --runtimes torch", r"fast has no model\.safetensors for torch", id="torch without a checkpoint"),
         pytest.param("FAST --paper", "--paper makes its own models", id="a model beside the paper's"),
     ],
 )  # fmt: skip
