@@ -17,6 +17,7 @@ from small_task import write_rows
 
 import stillroom
 from compress.methods.catalogue import METHODS, Sizes
+from compress.models.initialise import STARTS as COPIED
 from compress.settings import STARTS, TASK_METHODS, TEXT_METHODS
 from serve.errors import BadInput, GateMissed
 from serve.options import options_of
@@ -115,8 +116,6 @@ def test_the_methods_of_help_are_those_that_there_are() -> None:
     on_text = {name for name, stages in METHODS.items() if {stage.text for stage in stages(sizes)} == {"corpus"}}
     assert set(TEXT_METHODS) == on_text
     assert len(TEXT_METHODS) + len(TASK_METHODS) == len(METHODS)
-    from compress.models.initialise import STARTS as COPIED
-
     assert {*COPIED, "random"} == set(STARTS)
 
 

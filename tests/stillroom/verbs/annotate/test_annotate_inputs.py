@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from lookup_bundles import INTENTS, intent_table, write_bundle
 from pyarrow import parquet
+from test_annotate import lines
 
 from compress.data import tables
 from serve.errors import BadInput
@@ -32,10 +33,6 @@ def read(path: Path, **columns: Any) -> list[tuple[Any, str | None]]:
     """The fields of each row, or None, and its fault."""
     with InputFile(path, columns=Columns(**columns)) as source:
         return [(None if row.fault else json.loads(row.fields + b"}"), row.fault) for row in source.rows()]
-
-
-def lines(file: Path) -> list[Any]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -352,45 +349,52 @@ def test_the_text_may_stand_under_another_name(tmp_path: Path, name: str, conten
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        (
-            "in.jsonl",
-            '{"body": "a"}\n' * 30,
-            "lines 1, 2, 3, 4, 5 and 25 more: has no field \"text\"; its fields are 'body'",
-        ),
+        ("in.jsonl", '{"body": "a"}\n' * 30, "lines 1, 2, 3, 4, 5 and 25 more: has no field \"text\"; its fields are 'body'"),
         ("in.json", '{"data": [{"text": "a"}]}', "line 1: has no field \"text\"; its fields are 'data'; give an array"),
         ("in.json", json.dumps({"data": [{"text": "a"}] * 30}, indent=1), "one object a line\n"),
     ],
-)
-def test_what_is_wrong_with_every_row_is_told_once_and_leaves_nothing_behind(
+    ids=["30 rows", "an object of rows", "an object of rows on many lines"],
+)  # fmt: skip
+def test_what_is_wrong_with_every_row_is_told_once_and_leaves_nothing_new_behind(
     cities: Path, tmp_path: Path, name: str, content: str, said: str
 ) -> None:
-    (tmp_path / name).write_text(content)
-    with pytest.raises(BadInput) as refused:
-        annotate(Annotation(cities, tmp_path / name, tmp_path / "out.jsonl"))
-    assert said in refused.value.message
-    assert len(refused.value.message.splitlines()) <= 4
-    assert [file.name for file in tmp_path.iterdir()] == [name]
-
-
-def test_an_empty_output_that_was_there_stays(cities: Path, tmp_path: Path) -> None:
-    (tmp_path / "in.jsonl").write_text("{}\n")
-    (tmp_path / "out.jsonl").touch()
-    with pytest.raises(BadInput, match="has no field"):
-        annotate(Annotation(cities, tmp_path / "in.jsonl", tmp_path / "out.jsonl"))
-    assert (tmp_path / "out.jsonl").exists()
+    write(tmp_path / name, content)
+    (tmp_path / "empty.jsonl").touch()
+    for out in ("out.jsonl", "empty.jsonl"):  # which was there before, and stays
+        with pytest.raises(BadInput) as refused:
+            annotate(Annotation(cities, tmp_path / name, tmp_path / out))
+        assert said in refused.value.message
+        assert len(refused.value.message.splitlines()) <= 4
+        left = {file.name for file in tmp_path.iterdir()} - {"empty.jsonl.lineage.json"}
+        assert left == {"empty.jsonl", name}
 
 
 RELATED = {"head": {"start": 2, "end": 5}, "tail": {"start": 9, "end": 13}}
 
 
-@pytest.mark.parametrize("name", ["in.jsonl", "in.json", "in.parquet"])
-def test_relations_are_answered_as_the_pipeline_answers_them(relations: Path, tmp_path: Path, name: str) -> None:
-    row = {"text": "😀 fly to rome", **RELATED}
+@pytest.mark.parametrize(
+    ("name", "offsets"),
+    [("in.jsonl", "codepoints"), ("in.json", "codepoints"), ("in.parquet", "codepoints"), ("in.jsonl", "utf16")],
+)
+def test_relations_are_read_in_every_format_with_markers_at_their_offsets(
+    tmp_path: Path, name: str, offsets: Any
+) -> None:
+    more = offsets == "utf16"  # the emoji has one unit more
+    parts = {part: {key: place + more for key, place in where.items()} for part, where in RELATED.items()}
+    row = {"text": "😀 fly to rome", **parts}
     if name == "in.parquet":
         write_parquet(tmp_path / name, {key: [value] for key, value in row.items()})
     else:
-        (tmp_path / name).write_text(json.dumps([row] if name == "in.json" else row))
-    annotate(Annotation(relations, tmp_path / name, tmp_path / "out.jsonl", AnswerOptions(top_k=1)))
+        write(tmp_path / name, json.dumps([row] if name == "in.json" else row))
+    with InputFile(tmp_path / name, columns=Columns(relations=True, offsets=offsets)) as source:
+        (found,) = source.rows()
+    assert found.text == "😀 [E1] fly [/E1] to [E2] rome [/E2]"
+
+
+def test_relations_are_answered_as_the_pipeline_answers_them(relations: Path, tmp_path: Path) -> None:
+    row = {"text": "😀 fly to rome", **RELATED}
+    given = write(tmp_path / "in.jsonl", json.dumps(row))
+    annotate(Annotation(relations, given, tmp_path / "out.jsonl", AnswerOptions(top_k=1)))
     (found,) = lines(tmp_path / "out.jsonl")
     assert found == {**row, "answer": Pipeline(relations)(row, top_k=1)}
     assert found["answer"]["labels"][0]["label"] == "to"
@@ -410,14 +414,6 @@ def test_a_row_without_its_two_parts_is_a_bad_row(tmp_path: Path, row: dict[str,
     (tmp_path / "in.jsonl").write_text(json.dumps(row))
     ((_, found),) = read(tmp_path / "in.jsonl", relations=True)
     assert fault in str(found)
-
-
-def test_offsets_of_a_relation_count_in_the_unit_that_is_given(tmp_path: Path) -> None:
-    utf16 = {"head": {"start": 3, "end": 6}, "tail": {"start": 10, "end": 14}}
-    (tmp_path / "in.jsonl").write_text(json.dumps({"text": "😀 fly to rome", **utf16}))
-    with InputFile(tmp_path / "in.jsonl", columns=Columns(relations=True, offsets="utf16")) as source:
-        (row,) = source.rows()
-    assert row.text == "😀 [E1] fly [/E1] to [E2] rome [/E2]"
 
 
 def refused(job: Annotation, before: list[str]) -> str:

@@ -75,11 +75,14 @@ def test_a_table_keeps_the_columns_and_types_of_a_parquet_input(
     assert np.stack(found["vector"].to_pylist()).astype(np.float32).tobytes() == exact(vectors, TEXTS).tobytes()
 
 
-@pytest.mark.parametrize("output", ["out.jsonl", "out.parquet", "out.npy"])
 @pytest.mark.parametrize(
-    "name",
-    ["in.jsonl", "in.jsonl.gz", "in.json", "array.json", "in.csv", "header.tsv", "in.txt", "in.parquet", "int.parquet"],
-)
+    ("name", "output"),
+    [
+        *((name, "out.parquet") for name in (
+            "in.jsonl", "in.jsonl.gz", "in.json", "array.json", "in.csv", "header.tsv", "in.txt", "in.parquet", "int.parquet")),
+        ("in.jsonl", "out.jsonl"), ("in.parquet", "out.jsonl"), ("in.jsonl", "out.npy"), ("in.parquet", "out.npy"),
+    ],
+)  # fmt: skip
 def test_an_input_without_rows_is_an_output_without_rows(vectors: Path, tmp_path: Path, name: str, output: str) -> None:
     if name.endswith(".parquet"):  # pandas gives a column without values any type
         empty = typed().slice(0, 0) if name == "in.parquet" else pa.table({"text": pa.array([], pa.int64())})
