@@ -10,7 +10,7 @@ from typing import Any
 
 IN_PYTHON = (
     "run", "distill", "finetune", "export", "label", "select", "profile", "push", "benchmark", "search", "transfer", "evaluate", "explain",
-    "load", "capacity",
+    "load",
 )  # fmt: skip
 OUR_PACKAGES = ("compress", "export", "latency", "serve")
 _HOME = {name: f"stillroom.verbs.{name}" for name in IN_PYTHON} | {

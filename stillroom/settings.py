@@ -63,12 +63,9 @@ class BundleChecks(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Timing(Settings):
-    """How models are timed, and what their time costs."""
+    """How models are timed."""
 
     threads: int = setting(0, help="Threads of one model call.", at_least=0, shown=ALL_CORES)
-    price_per_core_hour: float | None = setting(
-        None, help="Price of a core-hour in any currency; gives that of a million texts.", above=0
-    )
 
 
 def shared(given: Settings, *mix_ins: Any) -> dict[str, Any]:

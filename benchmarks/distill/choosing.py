@@ -18,7 +18,7 @@ that learned MiniLMv2's relations on so many tokens of plain text (`300k`, `3M`)
 The teacher is fine-tuned on each set once. Everything finished in --work is kept, so a stopped call goes on. `--only TEXT` makes
 the trainings whose name holds TEXT, such as `clinc150-10/tuned/`; `--seeds 0 1 2` repeats them; `--finished` trains none and writes
 those that are there. Scores are of test; every choice is made on validation. --out holds a row a training, and the differences of
-arms and of bodies with their paired bootstrap intervals, over the seeds that both have. `choosing_plots.py` draws it.
+arms and of bodies with their paired bootstrap intervals, over the seeds that both have.
 """
 
 import argparse

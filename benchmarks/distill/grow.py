@@ -4,7 +4,7 @@
         [--tokens 150000 --corpus text.txt]
 
 A 6x384 teacher becomes a 12x768 teacher with four times the parameters per layer and nearly the same outputs
-(`compress.models.grow_teacher`). With `--head` the teacher's head for a task is grown too. `--noise` parts the twins, the two
+(`grown`). With `--head` the teacher's head for a task is grown too. `--noise` parts the twins, the two
 copies of each unit. `--branch` gives new layers a share of the branches of the layer below, so that they live from the start.
 
 With `--tokens` the grown model gets a masked-language-model head and trains on masked words of `--corpus`: a fifth of the tokens
@@ -14,6 +14,7 @@ hidden states are to those of the smaller teacher, before and after training, on
 """
 
 import argparse
+import copy
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,8 +31,7 @@ from compress.data.encoded import pad_id_of
 from compress.data.texts import TextFiles
 from compress.methods.catalogue import METHODS, Sizes
 from compress.models.activations import Part, active_layers, read, relative_changes
-from compress.models.families import layers_of
-from compress.models.grow_teacher import grown
+from compress.models.families import Family, layers_of, linear
 from compress.models.initialise import shape_in
 from compress.models.pretrained import Opened, load_encoder, open_model, open_tokenizer
 from compress.runs.hardware import same_bits
@@ -42,12 +42,16 @@ from compress.runs.method_trainings import MethodInputs, fit_head
 from compress.runs.resumable_stages import Workdir
 from compress.runs.stages import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
 from compress.training.loop import StageSettings
+from serve.errors import BadInput
 from stillroom.console import show
 
 LONGEST, BATCH, MEASURED, MOST_TOKENS = 128, 8, 32, 1_000_000  # MEASURED: pieces of the corpus
 TWIN_PARTS = ("hidden", "queries", "keys", "values")
 LEARNING_RATE = 1e-4  # BERT, section A.2
 CHECKPOINT_S = 300.0  # a checkpoint of a 12x768 with its optimiser takes 1.3 GB
+
+# Families with layers `LayerNorm(x + f(x))`, separate queries, keys and values, and embeddings as wide as the layers.
+GROWABLE = ("bert", "roberta", "xlm-roberta")
 
 
 def main() -> None:
@@ -178,6 +182,100 @@ def _correlation(units: Tensor) -> Tensor:
     centred = units - units.mean(dim=0)
     scaled = torch.nn.functional.normalize(centred, dim=0)
     return (scaled[:, ::2] * scaled[:, 1::2]).sum(dim=0).mean()
+
+
+def grown(model: Any, family: Family, *, noise: float = 0.0, branch: float = 0.0, seed: int = 0) -> Any:
+    """A model twice as wide and twice as deep as `model` that computes nearly the same function.
+
+    Every unit occurs twice: embeddings and outputs are repeated and incoming weights halved, which keeps the function. Heads
+    are twice as wide, so queries are divided by sqrt(2). After each layer comes a new layer whose two branches end in zeros:
+    it passes its input on, except for its LayerNorms, which are set to the average mean and spread of the layer below.
+
+    Twins, the two copies of a unit, get equal gradients and never part by training. `noise` parts them.
+
+    Args:
+        model: an encoder, with or without a head for a task.
+        family: the model's module paths.
+        noise: normal noise added to every matrix, as a share of the root mean square of the matrix. 0 adds none.
+        branch: the share of the layer below's branches that a new layer adds, in place of zeros.
+        seed: of the noise.
+
+    Returns:
+        A model of the same class whose hidden states (batch, tokens, 2 width) hold each unit's value twice; it has as many
+        labels as `model`.
+
+    Raises:
+        BadInput: a family whose layers are of another kind, or a masked-language-model head.
+    """
+    config = copy.deepcopy(model.config)
+    guesses = type(model).__name__.endswith(("ForMaskedLM", "ForPreTraining", "LMHeadModel"))
+    if config.model_type not in GROWABLE or guesses:
+        raise BadInput(
+            f"A {config.model_type} model with this head cannot be grown. Give one of {', '.join(GROWABLE)}, with a head for a task "
+            "or without a head."
+        )
+    config.hidden_size *= 2
+    config.intermediate_size *= 2
+    config.num_hidden_layers *= 2
+    larger = type(model)(config)
+    theirs, ours = layers_of(model), layers_of(larger)
+    with torch.no_grad():
+        of_layers = {id(module) for layer in ours for module in layer.modules()}
+        for name, module in larger.named_modules():
+            if id(module) not in of_layers:
+                _double(model.get_submodule(name), module)
+        for number, layer in enumerate(theirs):
+            own, new = ours[2 * number], ours[2 * number + 1]
+            for target in (own, new):
+                for name, module in target.named_modules():
+                    _double(layer.get_submodule(name), module)
+                query: Any = linear(target, family.query)
+                query.weight /= 2**0.5
+                query.bias /= 2**0.5
+            _pass_on(new, own, family, branch)
+        _add_noise(larger, noise, seed)
+    return larger.eval()
+
+
+def _double(module: nn.Module, larger: nn.Module) -> None:
+    """Set the own parameters of `larger` to those of `module`, with every unit repeated next to itself.
+
+    A matrix whose inputs occur twice is halved; a table of words or positions has no inputs.
+    """
+    for name, parameter in larger.named_parameters(recurse=False):
+        value: Tensor = module.get_parameter(name)
+        for axis in range(value.ndim):
+            value = value.repeat_interleave(parameter.shape[axis] // value.shape[axis], dim=axis)
+        halved = (
+            isinstance(larger, nn.Linear)
+            and value.ndim == 2
+            and value.shape[1] == 2 * module.get_parameter(name).shape[1]
+        )
+        parameter.copy_(value / 2 if halved else value)
+
+
+def _pass_on(new: nn.Module, below: nn.Module, family: Family, branch: float) -> None:
+    """Make `new` pass on the output of the layer `below`, and add `branch` of its two branches, which are those of `below`."""
+    for path in (family.attention_output, family.ffn_out):
+        projection: Any = linear(new, path)
+        projection.weight *= branch
+        projection.bias *= branch
+    norms: list[Any] = [module for module in below.modules() if isinstance(module, nn.LayerNorm)]
+    last: Any = norms[-1]  # its output is `weight * n + bias` with n of mean 0 and spread 1
+    spread = (last.weight.square().mean() + last.bias.var(unbiased=False)).sqrt()
+    theirs: list[Any] = [module for module in new.modules() if isinstance(module, nn.LayerNorm)]
+    for norm in theirs:
+        norm.weight.fill_(spread)
+        norm.bias.fill_(last.bias.mean())
+
+
+def _add_noise(model: nn.Module, noise: float, seed: int) -> None:
+    """Add normal noise to every matrix and table of `model`, `noise` times its root mean square; zeros stay zeros."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        if noise and parameter.ndim == 2:
+            drawn = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            parameter.add_(noise * parameter.square().mean().sqrt() * drawn)
 
 
 if __name__ == "__main__":

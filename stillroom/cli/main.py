@@ -52,7 +52,7 @@ GROUPS = {
     heading: tuple(import_module(f"stillroom.verbs.{name}").VERB for name in names.split())
     for heading, names in {
         "Make models": "run distill finetune label select compare transfer search export",
-        "Measure them": "evaluate explain benchmark profile load capacity inspect",
+        "Measure them": "evaluate explain benchmark profile load inspect",
         "Use them": "serve annotate push",
         "Try it": "demo",
     }.items()

@@ -1,7 +1,6 @@
 """Hands parts to workers, one to each, and gives back what they made. A worker that dies is replaced, and its part is made again."""
 
 import contextlib
-import multiprocessing
 import os
 import re
 import signal
@@ -10,12 +9,13 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from types import FrameType
 from typing import Any, Protocol
 
 from serve.errors import BadInput, InternalError, StillroomError
+from stillroom.child_process import ChildProcesses
 from stillroom.console import say
 from stillroom.verbs.annotate.annotator import Annotator, Ready
 from stillroom.verbs.annotate.parts import Job, Part
@@ -141,25 +141,20 @@ class LocalWorker:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._pool: ProcessPoolExecutor | None = None
-        self._pid = 0
+        self._processes: ChildProcesses | None = None
 
     def start(self) -> "Future[Any]":
         """Starts the process, or another one after it died."""
-        if self._pool:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-        spawn = multiprocessing.get_context("spawn")  # a copy of this process would have its threads' locks
-        self._pool = ProcessPoolExecutor(1, spawn, initializer=_begin, initargs=(self._job,))
-        self._pid = 0  # that of a process that died may be another's now
-        ready = self._pool.submit(_called, "ready", None)
-        ready.add_done_callback(self._note_pid)
-        return ready
+        if self._processes:
+            self._processes.end(wait=False)
+        self._processes = ChildProcesses(1, _begin, (self._job,))
+        return self._processes.submit(_called, "ready", None)
 
     def submit(self, method: str, item: Any) -> "Future[Any]":
         """Calls a method of the process's `Annotator`."""
-        assert self._pool is not None
+        assert self._processes is not None
         try:
-            return self._pool.submit(_called, method, item)
+            return self._processes.submit(_called, method, item)
         except BrokenProcessPool as error:  # it died while it was idle
             dead: Future[Any] = Future()
             dead.set_exception(error)
@@ -171,34 +166,18 @@ class LocalWorker:
 
     def end(self) -> None:
         """Ends the process at once."""
-        if self._pool:
-            if self._pid:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self._pid, signal.SIGKILL)
-            self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def _note_pid(self, ready: "Future[Any]") -> None:
-        if not ready.cancelled() and ready.exception() is None and isinstance(ready.result(), Ready):
-            self._pid = ready.result().pid
+        if self._processes:
+            self._processes.end()
 
 
 _annotator: Annotator | None = None  # of a worker process
 
 
 def _begin(job: Job) -> None:
-    """Makes the `Annotator` of a worker process, which ends when the process that started it does."""
-    global _annotator  # noqa: PLW0603 - ProcessPoolExecutor has no other place for the state of a process
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends this process
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    """Makes the `Annotator` of a worker process."""
+    global _annotator  # noqa: PLW0603 - a pool has no other place for the state of a process
     settle_threads(job.threads)
     _annotator = Annotator(job, lambda: job.bundle)
-
-
-def _end_with(parent: Any) -> None:
-    parent.join()
-    os._exit(1)
 
 
 def _called(method: str, item: Any) -> Any:

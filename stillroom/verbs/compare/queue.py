@@ -3,9 +3,8 @@
 Where several rates are given, seed 0 of a row goes first: its scores on validation choose the rate of the other seeds.
 """
 
-import multiprocessing
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from compress.runs.resumable_stages import Workdir
 from compress.runs.stages import fingerprint, texts_fingerprint
 from compress.runs.task_inputs import TaskInputs
 from serve.errors import BadInput
+from stillroom.child_process import ChildProcesses
 from stillroom.console import bar, say
 from stillroom.verbs.compare import Comparison
 from stillroom.verbs.compare.rows import Row, links_of, rates_of, reads_source, rows_of
@@ -108,11 +108,7 @@ def train_all(given: Comparison, queue: Queue) -> None:
     if further := sum(len(queue.rates[row]) - 1 for row in waiting if row.seed == 0):
         say(f"  and {further} more of the last stage, to choose its learning rate on validation")
     total, failed = len(waiting), list[str]()
-    context = multiprocessing.get_context("spawn")
-    with (
-        bar("trainings") as shown,
-        ProcessPoolExecutor(given.jobs, mp_context=context, max_tasks_per_child=1) as pool,
-    ):
+    with bar("trainings") as shown, ChildProcesses(given.jobs, tasks_a_process=1) as processes:
         shown(0, total)
         running: dict[Future[None], Row] = {}
         done = 0
@@ -131,7 +127,7 @@ def train_all(given: Comparison, queue: Queue) -> None:
                         advance(row)
                         continue
                     rates = queue.rates_for(row)
-                    running[pool.submit(make_row, given, row, rates, queue.fingerprint_of(row, rates))] = row
+                    running[processes.submit(make_row, given, row, rates, queue.fingerprint_of(row, rates))] = row
                 if not running:
                     break
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -142,7 +138,7 @@ def train_all(given: Comparison, queue: Queue) -> None:
                         failed.append(f"{row}: {error}")
                     advance(row)
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            processes.end()
             raise
     if failed:
         left = f" {len(waiting)} more wait for the learning rate that these were to choose." if waiting else ""

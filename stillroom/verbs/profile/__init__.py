@@ -72,7 +72,9 @@ class Profiling(RowColumns):
     bound_ms: float | None = setting(
         None, help="Milliseconds that p99 must stay within; searches for the highest such rate of arrivals.", above=0,
     )  # fmt: skip
-    price_per_core_hour: float | None = again(Timing, "price_per_core_hour")
+    price_per_core_hour: float | None = setting(
+        None, help="Price of a core-hour in any currency; gives that of a million texts.", above=0
+    )
     sweep: bool = setting(False, help="Try every split of the cores into threads and processes.")
     against: Path | None = setting(
         None,

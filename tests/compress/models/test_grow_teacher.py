@@ -4,9 +4,9 @@ import pytest
 import torch
 from encoders import encoder, inputs
 
+from benchmarks.distill.grow import GROWABLE, grown
 from compress.models.activations import Part, read
 from compress.models.families import FAMILIES, layers_of
-from compress.models.grow_teacher import GROWABLE, grown
 from serve.errors import BadInput
 
 

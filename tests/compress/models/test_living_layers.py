@@ -4,10 +4,9 @@ import pytest
 import torch
 from encoders import encoder, inputs
 
-from benchmarks.distill.grow import twin_correlation
+from benchmarks.distill.grow import grown, twin_correlation
 from compress.models.activations import Part, active_layers, nearest_living, read, relative_changes
 from compress.models.families import FAMILIES, layers_of, linear
-from compress.models.grow_teacher import grown
 
 
 def strong(kind: str, head: str = ""):

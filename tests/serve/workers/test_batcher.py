@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from virtual_loop import VirtualLoop
 
-from latency.analysis.simulated_server import VirtualLoop
 from serve.errors import BadInput, Overloaded, Unavailable
 from serve.workers.batcher import Batcher, Done, picked
 

@@ -96,6 +96,26 @@ def test_the_page_shows_every_part_of_a_full_report(tmp_path: Path) -> None:
         assert shown in page.texts, shown
 
 
+def test_the_page_begins_with_the_result(tmp_path: Path) -> None:
+    report = full_report()
+    report["metric_name"] = "accuracy, test"
+    report["summary"] = [
+        {"name": "teacher", "metric": 0.9, "latency_ms": 30.0, "size_bytes": 90_000_000},
+        {"name": "undistilled", "metric": 0.85},
+        {"name": "int8", "metric": 0.89, "latency_ms": 2.5, "size_bytes": 9_000_000},
+    ]
+    words = written(tmp_path / "report.html", report).words()
+    line = (
+        "int8: 0.8900 (accuracy, test); teacher 0.9000, labels alone 0.8500. "
+        "Against the teacher: 12 times as fast, 10 times smaller. Missed 1 gate: teacher gate."
+    )
+    assert line in words
+    assert words.index(line) < words.index("Warnings") < words.index("Gates")
+    report["gates"], report["summary"] = report["gates"][:1], report["summary"][2:]
+    assert "int8: 0.8900 (accuracy, test). Every gate passed." in written(tmp_path / "alone.html", report).words()
+    assert "int8:" not in written(tmp_path / "none.html", {"gates": report["gates"]}).words()
+
+
 def test_what_is_absent_is_not_spoken_of(tmp_path: Path) -> None:
     assert written(tmp_path / "empty.html", {}).sections() == []
     page = written(tmp_path / "gates.html", {"gates": full_report()["gates"], "summary": [], "training": []})
@@ -149,7 +169,7 @@ def test_the_page_can_be_read_by_who_was_not_there(tmp_path: Path) -> None:
             "Speed-ups are ratios paired turn by turn, so they differ from quotients of the p50 column.",
         )
     )
-    assert line < made < name < claim < note < labels
+    assert line < note < made < name < claim < labels
 
 
 def test_texts_that_differ_are_counted_and_said_to_stand_elsewhere(tmp_path: Path) -> None:
