@@ -116,11 +116,12 @@ def test_a_front_that_dies_or_ends_is_replaced_and_the_others_connections_go_on(
         until(lambda: len(replacements(server)) >= told)  # a thread writes the log
         assert len(replacements(server)) == told
 
-    with serving(entities_bundle, *TWO) as server, server.connect() as one, server.connect() as other:
-        assert ask(one)[0] == ask(other)[0] == 200
+    with serving(entities_bundle, *TWO) as server, ExitStack() as stack:
+        connections = [stack.enter_context(server.connect()) for _ in range(6)]  # some to each front
+        assert {ask(each)[0] for each in connections} == {200}
         killed, ended = fronts(server)
         killed.kill()
-        assert {_goes_on(one), _goes_on(other)} == {True, False}
+        assert {_goes_on(each) for each in connections} == {True, False}
         replaced(killed, 0, told=1)
         ended.terminate()
         replaced(ended, 1, told=2)
