@@ -72,12 +72,7 @@ def test_a_run_by_answers_takes_up_no_stage_of_a_run_by_a_model(
     answered: tuple[Path, Path, Path], task_data: Path, tmp_path: Path
 ) -> None:
     body, _, answers = answered
-    same = {
-        "task": "text-classification",
-        "data": str(task_data),
-        "out": str(tmp_path / "out"),
-        "method": "soft-labels",
-    }
+    same = {"task": "text-classification", "data": str(task_data), "method": "soft-labels", "out": str(tmp_path / "o")}
     by_model = Run(prepare(resolve({}, same | {"teacher": str(body)}))).fingerprints
     by_answers = Run(prepare(resolve({}, same | {"teacher_labels": [str(answers)], "start": str(body)}))).fingerprints
     assert not {name for name in by_model if name != "plan" and by_model[name] == by_answers[name]}

@@ -157,8 +157,7 @@ def test_labels_of_single_words_and_of_no_entity_stand_beside_a_scheme(
     assert set(entity_labels(opened.labels)) == answered
 
 
-@pytest.mark.parametrize("labels", [("LABEL_0", "LABEL_1"), ("0", ".", ",", "?", "-", ":")])
-def test_a_model_that_calls_no_word_outside_is_exported_with_a_warning(tmp_path: Path, labels: tuple[str, ...]) -> None:
-    bundle, said = exported(checkpoint(tmp_path / "model", labels), tmp_path / "bundle")
+def test_a_model_that_calls_no_word_outside_is_exported_with_a_warning(tmp_path: Path) -> None:
+    bundle, said = exported(checkpoint(tmp_path / "model", ("0", ".", ",", "?", "-", ":")), tmp_path / "bundle")
     assert "warning: No tag of the model is O" in said
     assert "No tag of the model is O" in (bundle / "report.json").read_text()

@@ -50,18 +50,10 @@ class Made(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Path, task_data: Path) -> Made:
+def made(tmp_path_factory: pytest.TempPathFactory, shallow_teacher: Path, task_data: Path) -> Made:
     out = tmp_path_factory.mktemp("made") / "tiny"
-    command: list[str | Path] = [
-        "run",
-        "--teacher",
-        tiny_teacher,
-        "--task",
-        "token-classification",
-        "--data",
-        task_data,
-    ]
-    command += ["--out", out, *QUICK, "--json"]
+    command: list[str | Path] = ["run", "--task", "token-classification", "--teacher", shallow_teacher]
+    command += ["--data", task_data, "--out", out, *QUICK, "--teacher-epochs", "10", "--student-epochs", "5", "--json"]
     done = stillroom(*command)
     assert done.returncode == 0, done.stderr
     return Made(out, json.loads(done.stdout), command)

@@ -226,7 +226,7 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(method: str) -> None
         ("minilmv2", Sizes(4, 2, 24, 24, 0, 5), Shape(2, 24, 4, 48), r"no layer 5\. Give a layer from 1 to 4"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(method: str, sizes: Sizes, student: Shape, message: str) -> None:
+def test_incompatible_students_are_refused(method: str, sizes: Sizes, student: Shape, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         check_objective(stages_of(method, sizes)[0].objective, encoder("bert").config, student.as_config())
 
