@@ -319,9 +319,7 @@ def test_what_the_machine_or_a_library_fails_at_is_no_fault_of_this_program(
 
 
 def test_the_package_has_a_function_for_each_verb_and_refuses_other_names() -> None:
-    verbs = (
-        "run distill finetune label select search benchmark export profile evaluate explain push load transfer"
-    )
+    verbs = "run distill finetune label select search benchmark export profile evaluate explain push load transfer"
     assert set(stillroom.__all__) == {*verbs.split(), "Pipeline", "Generator", "Client"}
     assert all(callable(getattr(stillroom, name)) for name in stillroom.__all__)
     with pytest.raises(AttributeError, match="stillroom has no 'teach'"):
