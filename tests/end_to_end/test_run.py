@@ -279,7 +279,9 @@ def kill_once(command: list[str | Path], begun: Callable[[], bool]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["teacher", "distilled"])
-def test_its_recipe_killed_and_resumed_ends_with_the_same_weights(made: Made, tmp_path: Path, stage: str) -> None:
+def test_a_run_by_its_recipe_that_was_killed_and_resumed_ends_with_the_same_weights(
+    made: Made, tmp_path: Path, stage: str
+) -> None:
     out = made.out
     command: list[str | Path] = ["run", out / "recipe.toml", "--out", tmp_path / "tiny", "--checkpoint-seconds", "0.2"]
     (tmp_path / ".tiny.4194303.partial").mkdir()  # as a kill in the middle of packing leaves it
