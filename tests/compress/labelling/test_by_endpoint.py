@@ -172,9 +172,10 @@ def test_a_model_is_told_once_what_was_wrong_with_its_answer(tmp_path: Path) -> 
     ("trouble", "error"),
     [
         (500, "asked 2 times, and the last time: status 500: no"),
+        (400, "status 400: no"),
         (b'{"choices": [{"message": {"content": null}}]}', "the model said nothing of this text"),
     ],
-    ids=["for now", "for good"],
+    ids=["for now", "for good", "without words"],
 )
 def test_a_text_that_is_always_refused_is_asked_again_by_the_next_call(
     tmp_path: Path, trouble: Any, error: str
@@ -230,6 +231,7 @@ def test_no_more_requests_a_minute_than_asked(tmp_path: Path) -> None:
         (401, "status 401: no"),
         (404, "status 404: no"),
         (400, "none of the first 8 answers of small can be used: status 400: no"),
+        (403, "none of the first 8 answers of small can be used: status 403: no"),
         ("It depends.", "can be used: the answer is not JSON: 'It depends.'"),
         (503, "can be used: asked 2 times, and the last time: status 503: no"),
     ],
