@@ -1,6 +1,7 @@
 """Opens a teacher or student, a folder on disk or a Hub name, and checks it before use."""
 
 import math
+import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -97,6 +98,7 @@ def open_model(
         BadInput: no such folder or Hub name, files missing or damaged, not an encoder of a known family, pickled weights only,
             or a revision of a folder.
     """
+    name = os.path.expanduser(name)
     folder = _folder_of(name, role, wanted, revision)
     config = config_in(folder, f"{role} {name}", any_family=False)
     family = family_of(config.model_type, f"{role} {name}")
@@ -197,6 +199,7 @@ def open_config_only(name: str, role: str, wanted: str, revision: str) -> tuple[
     Raises:
         BadInput: no such folder or name, a revision of a folder, or no configuration that can be read; `wanted` says what is needed.
     """
+    name = os.path.expanduser(name)
     folder = _folder_of(name, role, wanted, revision)
     return folder, config_in(folder, f"{role} {name}", any_family=True)
 

@@ -81,6 +81,7 @@ def test_settings_of_one_stage_take_the_place_of_its_own() -> None:
         ),
         ("minilm", {"minilmv2": {"tokens": 5}}, r"\[stages.minilmv2\]: the stages of --method minilm are minilm\."),
         ("minilm", {"minilm": {"rate": 5}}, "rate: the settings of a stage are tokens, learning_rate"),
+        ("minilm", {"minilm": {"learning_rate": float("nan")}}, "learning_rate is nan; give a number above 0"),
         ("minilm", {"minilm": {"tokens": -1}}, "tokens is -1; give a number above 0"),
         ("minilm", {"minilm": {"batch": 2.5}}, "batch is 2.5; give a whole number above 0"),
         ("soft-labels", {"soft-labels": {"batch": 8}}, "has no stage before the training on the task"),

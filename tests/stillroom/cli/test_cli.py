@@ -1,5 +1,6 @@
 """Bad input: one message, exit code 2, nothing half-written. Each is tried through the command line's own door."""
 
+import errno
 import json
 import os
 import shutil
@@ -222,6 +223,15 @@ def test_numbers_out_of_range_and_missing_settings(run: Run, given: dict[str, st
         pytest.param("teacher = ", "is not TOML", id="not-toml"),
         pytest.param("techer = 'x'", "techer is not a setting (did you mean teacher?)", id="a-typo"),
         pytest.param("batch = 'many'", "--batch is 'many'; give a whole number from 1", id="the-wrong-type"),
+        pytest.param(
+            "stages = 'minilmv2'", "stages is 'minilmv2'; give a table, as [stages.NAME] begins one", id="no-table"
+        ),
+        pytest.param("stages = 0", "stages is 0; give a table", id="a-number-for-a-table"),
+        pytest.param(
+            "[stages.minilmv2]\nlearning_rate = nan", "learning_rate is nan; give a number above 0", id="no-number"
+        ),
+        pytest.param("corpus = {a = 1}", "--corpus is {'a': 1}; give a list", id="a-table-for-a-list"),
+        pytest.param("seed = 1979-05-27", "--seed is datetime.date(1979, 5, 27); give a whole number", id="a-date"),
         pytest.param("teacher-epochs = 0", "--teacher-epochs is 0; give a whole number from 1", id="a-flags-spelling"),
         pytest.param("techer = 'x'\nbatch = 0", "--batch is 0; give a whole number from 1", id="all-at-once"),
         pytest.param(
@@ -449,6 +459,38 @@ def test_a_disk_that_fills_up_is_no_fault_of_ours(capfd: pytest.CaptureFixture[s
     assert guarded(write) == 2
     said = " ".join(capfd.readouterr().err.split())
     assert "There is no room to write: [Errno 28] No space left on device. Make room and give the same command" in said
+
+
+@pytest.mark.parametrize(
+    "number", [errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EBUSY]
+)  # fmt: skip
+def test_a_path_that_the_system_refuses_is_no_fault_of_ours(capfd: pytest.CaptureFixture[str], number: int) -> None:
+    def opened() -> None:
+        raise OSError(number, os.strerror(number), "/data/test.jsonl")
+
+    assert guarded(opened) == 2
+    said = " ".join(capfd.readouterr().err.split())
+    assert (
+        f"stillroom: /data/test.jsonl cannot be used: {os.strerror(number)}. Allow this user to use it, or give" in said
+    )
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "iso-8859-1", "utf-8"])
+def test_letters_that_the_output_lacks_are_escaped(encoding: str) -> None:
+    word = "\u0432\u043e\u0437\u0432\u0440\u0430\u0442 \u00e9\U0001f600"
+    program = (
+        "from serve.files import open_closed_streams; open_closed_streams()\n"
+        "from stillroom.console import result\nfrom stillroom.verb import print_json\n"
+        f"print_json([{word!r}]); print(); result({word!r})\n"
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, cwd=ROOT, env=environment, capture_output=True, encoding=encoding
+    )
+    assert done.returncode == 0, done.stderr
+    document, _, line = done.stdout.partition("\n\n")
+    assert json.loads(document) == [word]
+    assert line.strip() == word.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def test_a_tokenizer_that_panics_is_no_fault_of_ours(capfd: pytest.CaptureFixture[str]) -> None:
