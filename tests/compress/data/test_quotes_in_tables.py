@@ -56,9 +56,7 @@ def test_texts_with_quotes_and_line_ends_are_read_as_they_are_meant(tmp_path: Pa
     ],
 )
 @pytest.mark.parametrize("suffix", [".csv", ".tsv"])
-def test_a_quote_that_is_text_is_a_fault_and_swallows_no_rows(
-    tmp_path: Path, row: str, reason: str, suffix: str
-) -> None:
+def test_an_unescaped_quote_is_a_fault_and_swallows_no_rows(tmp_path: Path, row: str, reason: str, suffix: str) -> None:
     path = tmp_path / f"a{suffix}"
     end = "" if "not closed" in reason else "last,pos\n"
     content = f"text,label\nfirst,pos\n{row}{end}"
@@ -84,9 +82,7 @@ def test_a_quote_that_is_text_is_a_fault_and_swallows_no_rows(
         ("label\ttext", 'pos\t"Wow he said\n\nneg\tthis is fine\npos\tlast one"\n', 3),
     ],
 )
-def test_blank_lines_and_short_rows_hide_no_quote_that_swallows_rows(
-    tmp_path: Path, header: str, row: str, below: int
-) -> None:
+def test_quotes_over_blank_lines_and_short_rows_are_faults(tmp_path: Path, header: str, row: str, below: int) -> None:
     path = tmp_path / ("a.tsv" if "\t" in header else "a.csv")
     ok = "pos\tok\n" if header.startswith("label") else "ok\tpos\n" if "\t" in header else "ok,pos\r\n"
     path.write_text(f"{header}\n{row}{ok}", encoding="utf-8", newline="")
@@ -114,9 +110,7 @@ def test_cells_of_several_lines_between_tabs_are_no_rows(tmp_path: Path, end: st
     ],
 )
 @pytest.mark.parametrize("label_first", [False, True])
-def test_between_commas_rows_are_swallowed_where_a_line_holds_a_label_of_the_file(
-    tmp_path: Path, rows: str, label_first: bool
-) -> None:
+def test_quotes_over_lines_with_known_labels_are_faults(tmp_path: Path, rows: str, label_first: bool) -> None:
     content = f"text,label\nfirst,positive\n{rows}last,not sure\nand,Positive\nso,neutral\n"
     if label_first:
         content = "".join(f"{label},{text}\n" for text, label in (line.split(",") for line in content.splitlines()))
@@ -150,7 +144,7 @@ def test_texts_of_several_lines_with_a_comma_each_are_no_rows(tmp_path: Path) ->
         ('id,text,label\n1,"a,x\n2,b\n3,c",y\n4,d,y\n', 2, "so that 2 rows would be read as one"),
     ],
 )
-def test_quotes_with_a_blank_before_them_or_over_rows_that_lack_a_field_are_faults(
+def test_quotes_behind_a_blank_or_over_short_rows_are_faults(
     tmp_path: Path, content: str, line: int, reason: str
 ) -> None:
     path = tmp_path / "a.csv"

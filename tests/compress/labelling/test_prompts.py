@@ -54,7 +54,7 @@ def test_entities_are_found_in_the_text(named: list[str], text: str, expected: l
         ('{"entities": ["Rome"]}', "'Rome' is not an object with `text` and `label`"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_used_is_said_to_the_model(said: str, fault: str) -> None:
+def test_unusable_answers_name_their_fault(said: str, fault: str) -> None:
     if not fault:
         assert entities(said, "fly to Rome") == [(7, 10, "city")]
         return

@@ -2,12 +2,13 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from small_task import write_rows
-from suite_files import glue, lines, squad, tagged, xnli
+from suite_files import glue, squad, tagged, xnli
 
 from compress.data.labelled_files import read_examples
 from compress.tasks import TOKEN_CLASSIFICATION
@@ -45,17 +46,12 @@ def test_every_task_of_glue_has_its_metrics(found: dict[str, Any], out: Path) ->
     kept = json.loads((out / "benchmark.json").read_text(encoding="utf-8"))
     assert kept == json.loads(json.dumps({key: value for key, value in found.items() if key != "report"}))
     assert found["not_run"] == []
-
-
-def test_rows_without_a_label_are_left_out_and_named(found: dict[str, Any]) -> None:
     assert "QQP/train.tsv: 1 row without a text or a label was left out (lines 7)" in found["warnings"]
 
 
 def test_the_papers_stand_beside_it_with_a_mark_where_their_metric_is_another(found: dict[str, Any]) -> None:
-    row = {
-        "suite": "glue", "shape": "2x32", "model": "theirs", "source": "a paper", "scores": {"SST-2": 90.0, "MNLI": 80.0, "QQP": 85.0},
-        "metrics": {"QQP": "f1"},
-    }  # fmt: skip
+    scores = {"SST-2": 90.0, "MNLI": 80.0, "QQP": 85.0}
+    row = published("glue", (), 0.0) | {"scores": scores, "metrics": {"QQP": "f1"}}
     made = beside(found | {"published": [row]})
     assert made.header[0] == "model"
     theirs = dict(zip(made.header, made.rows[1], strict=True))
@@ -101,18 +97,17 @@ def test_what_is_read_is_what_is_written_in_the_files(files: Path) -> None:
     assert {row["label"] for row in read["MNLI"]} == {"entailment", "neutral", "contradiction"}
 
 
+def published(suite: str, names: Sequence[str], score: float) -> dict[str, Any]:
+    scores = dict.fromkeys(names, score)
+    return {"suite": suite, "shape": "2x32", "model": "theirs", "source": "a paper", "scores": scores}
+
+
 def test_xnli_is_trained_on_english_and_scored_in_every_language(shallow_teacher: Path, tmp_path: Path) -> None:
     data = xnli(tmp_path / "xnli", XNLI_LANGUAGES)
     document = benchmark(str(shallow_teacher), "xnli", data, tmp_path / "scores", **QUICK)
     assert [row["task"] for row in document["rows"]] == list(XNLI_LANGUAGES)
     assert document["not_run"] == []
-    theirs = {
-        "suite": "xnli",
-        "shape": "2x32",
-        "model": "theirs",
-        "source": "a paper",
-        "scores": dict.fromkeys(XNLI_LANGUAGES, 50.0),
-    }
+    theirs = published("xnli", XNLI_LANGUAGES, 50.0)
     assert beside(document | {"published": [theirs]}).rows[1][-1] == "50.0"
     (task,) = tasks_of("xnli", data)
     assert {row["label"] for row in task.rows(data, task.train).rows} == {"entailment", "neutral", "contradiction"}
@@ -137,13 +132,7 @@ def test_suites_of_questions_are_read_as_they_are_published(suite: str, shallow_
     ]
     assert all(0 <= row["mean"] <= 1 for row in document["rows"])
     assert {row["learning_rate"] for row in document["rows"]} == {6e-5}
-    theirs = {
-        "suite": suite,
-        "shape": "2x32",
-        "model": "theirs",
-        "source": "a paper",
-        "scores": dict.fromkeys(names, 70.0),
-    }
+    theirs = published(suite, names, 70.0)
     assert beside(document | {"published": [theirs]}).rows[1][1] == "70.0"
     page = (tmp_path / "scores" / "benchmark.html").read_text(encoding="utf-8")
     assert "exact match" in page
@@ -153,19 +142,16 @@ def test_suites_of_questions_are_read_as_they_are_published(suite: str, shallow_
 
 def test_what_is_no_file_of_squad_is_refused(shallow_teacher: Path, tmp_path: Path) -> None:
     squad(tmp_path / "train-v1.1.json", 6, 0)
+    elsewhere = '{"question": "q", "answers": [{"text": "c", "answer_start": 2}]}'
     for content, message in (
         ('{"data": [{"paragraphs": [{"context": "a", "qas": [{"id": 1}]}]}]}', "is not SQuAD's JSON"),
         ('{"data": []}', "has no questions under data"),
         ("question\tanswer\n", "has no questions under data"),
-        (
-            '{"data": [{"paragraphs": [{"context": "a b", "qas": [{"question": "q", "answers": [{"text": "c", "answer_start": 2}]}]}]}]}',
-            "`answers` holds 'c' at 2, and the context has 'b' there",
-        ),
-    ):
+        (f'{{"data": [{{"paragraphs": [{{"context": "a b", "qas": [{elsewhere}]}}]}}]}}', "'c' at 2, and the context has 'b'"),
+    ):  # fmt: skip
         (tmp_path / "dev-v1.1.json").write_text(content, encoding="utf-8")
-        with pytest.raises(BadInput, match=r"dev-v1\.1\.json") as told:
+        with pytest.raises(BadInput, match=rf"(?s)dev-v1\.1\.json.*{message}"):
             benchmark(str(shallow_teacher), "squad1", tmp_path, tmp_path / "scores", **QUICK)
-        assert message in str(told.value)
 
 
 @pytest.mark.parametrize("suite", ["conll2003", "wikiann", "crossner"])
@@ -222,35 +208,19 @@ def test_a_suite_that_cannot_be_run_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("file", "rows", "header", "message"),
+    ("file", "content", "message"),
     [
-        (
-            "SST-2/train.tsv",
-            [("a b", "1")],
-            ("text", "label"),
-            "lacks the columns sentence; its first line has text, label",
-        ),
-        ("SST-2/train.tsv", [], ("sentence", "label"), "has no rows"),
-        (
-            "SST-2/train.tsv",
-            [("a b",)] * 5 + [("c d", "1")] * 5,
-            ("sentence", "label"),
-            r"5 of 10 rows lack a text or a label \(lines 2, 3, 4",
-        ),
-        ("STS-B/dev.tsv", [("a", "b", "high")], ("sentence1", "sentence2", "score"), "line 2: 'high' is no number"),
+        ("SST-2/train.tsv", "text\tlabel\na b\t1\n", "lacks the columns sentence; its first line has text, label"),
+        ("SST-2/train.tsv", "sentence\tlabel\n", "has no rows"),
+        ("SST-2/train.tsv", "sentence\tlabel\n" + "a b\n" * 5 + "c d\t1\n" * 5, r"5 of 10 rows .*\(lines 2, 3, 4"),
+        ("STS-B/dev.tsv", "sentence1\tsentence2\tscore\na\tb\thigh\n", "line 2: 'high' is no number"),
     ],
 )
 def test_files_that_are_not_as_published_are_refused_with_their_place(
-    file: str,
-    rows: list[tuple[str, ...]],
-    header: tuple[str, ...],
-    message: str,
-    shallow_teacher: Path,
-    files: Path,
-    tmp_path: Path,
+    file: str, content: str, message: str, shallow_teacher: Path, files: Path, tmp_path: Path
 ) -> None:
     data = shutil.copytree(files, tmp_path / "GLUE")
-    lines(data / file, rows, header)
+    (data / file).write_text(content, encoding="utf-8")
     with pytest.raises(BadInput, match=message):
         benchmark(str(shallow_teacher), "glue", data, tmp_path / "scores", tasks=(file.partition("/")[0],), **QUICK)
 

@@ -36,10 +36,10 @@ def ranks(values: list[float]) -> list[float]:
     return [order.index(value) + (order.count(value) - 1) / 2 for value in values]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_every_metric_is_its_formula(seed: int) -> None:
     chance = random.Random(seed)
-    for _ in range(50):
+    for _ in range(20):
         gold, said = ([chance.choice("01") for _ in range(chance.randint(2, 12))] for _ in range(2))
         said = (said * 6)[: len(gold)]
         assert scored("accuracy", gold, said) == pytest.approx(

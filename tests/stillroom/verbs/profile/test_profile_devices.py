@@ -67,11 +67,6 @@ def test_torch_on_a_gpu_that_is_not_here_leaves_torch_on_the_cpu(whole: Path) ->
     assert len(set(lacks)) == 1
 
 
-def test_a_bundle_without_a_checkpoint_says_so_where_torch_is_asked_for(models: Models) -> None:
-    with pytest.raises(BadInput, match=r"fast has no model\.safetensors for torch"):
-        profile_models([models.fast], Profiling(runtimes=("torch",), **QUICK))
-
-
 @pytest.fixture
 def as_if_it_had_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Candidates are made, not run."""
