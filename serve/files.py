@@ -65,7 +65,7 @@ def output(
             f"{'ends in ' + ending if ending else 'has no ending'}, and what is written there ends in {one_of(endings)}"
         )
     elif endings and not os.path.isdir(path.parent):
-        fault = f"is in {path.parent}, which is not a folder"
+        fault = f"is in {path.parent}, which does not exist: there is no folder of that name"
     if fault:
         raise BadInput(f"{flag} {given} {fault}. Give another {'folder' if folder else 'file'}.")
     into = [path] if os.path.isdir(path) else []

@@ -43,7 +43,7 @@ from compress.settings import Distillation
 from compress.training.metrics import check_trackers
 from compress.training.teacher_cache import check_cache, identity_of
 from serve.errors import BadInput
-from serve.files import path_beside
+from serve.files import output, path_beside
 from serve.options import make
 from serve.wording import one_of
 
@@ -185,11 +185,10 @@ def _check_cache(settings: Distillation, opened: Opened, stages: Sequence[Stage]
         raise BadInput(
             "--teacher-cache keeps the activations of one teacher, and an --assistant is a second one. Leave one of the two out."
         )
-    folder = Path(os.path.abspath(settings.teacher_cache))
-    target = Path(os.path.abspath(out))
-    if folder == target or target in folder.parents or folder.is_file():
+    folder = output(settings.teacher_cache, "--teacher-cache")
+    if folder == out or out in folder.parents:
         raise BadInput(
-            f"--teacher-cache {settings.teacher_cache} is a file, or the folder of --out or inside it. Give another folder."
+            f"--teacher-cache {settings.teacher_cache} is the folder of --out or inside it. Give another folder."
         )
     check_cache(folder, identity_of(cached_of(opened, settings.device), parts, settings.precision))
 

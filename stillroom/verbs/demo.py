@@ -51,9 +51,9 @@ def demo(**settings: Any) -> Document:
     from stillroom.inputs.sample_texts.messages import write_support_messages
     from stillroom.verbs.run import pipeline
 
-    out = Path(make(Demo, settings, verb="demo").out)
+    out = output(make(Demo, settings, verb="demo").out)
     teacher = teacher_folder()
-    data = path_beside(output(out), ".data")
+    data = path_beside(out, ".data")
     write_support_messages(data, unlabelled=UNLABELLED)  # the same bytes each time
     return pipeline.run(
         Recipe(

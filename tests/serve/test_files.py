@@ -118,7 +118,7 @@ def test_a_full_disk_is_reported_once_and_other_errors_as_they_are(tmp_path: Pat
         ),
         pytest.param("a.JSONL.gz", JSON_LINES, "ends in .gz", id="packed"),
         pytest.param("a", JSON_LINES, "has no ending", id="no ending"),
-        pytest.param("none/a.jsonl", JSON_LINES, "none, which is not a folder", id="in no folder"),
+        pytest.param("none/a.jsonl", JSON_LINES, "none, which does not exist: there is no folder", id="in no folder"),
     ],
 )
 def test_a_place_that_cannot_be_written_is_refused_before_anything_is_done(

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -321,6 +322,42 @@ def test_what_the_machine_or_a_library_fails_at_is_no_fault_of_this_program(
     assert guarded(fails) == 2
     said = " ".join(capfd.readouterr().err.split())
     assert all(word in said for word in words), said
+
+
+OF_A_TASK = "--task text-classification --data none"
+WITH_RESULTS = {
+    "run": f"--teacher TEACHER --student 3x384 {OF_A_TASK}",
+    "distill": "--teacher TEACHER --corpus none.txt",
+    "finetune": f"--model TEACHER {OF_A_TASK}",
+    "label": "--with-command true --task text-classification --input none.txt",
+    "select": "--bank none.txt --like none --task text-classification --encoder TEACHER",
+    "compare": f"--teacher TEACHER --method labels {OF_A_TASK}",
+    "transfer": "--teacher TEACHER --source a=text-classification:none --target b=text-classification:none",
+    "search": f"--teacher TEACHER --budget-ms 5 {OF_A_TASK}",
+    "export": "TEACHER",
+    "benchmark": "TEACHER --suite glue --data none",
+    "profile": "TEACHER",
+    "load": "http://127.0.0.1:1 --data none.txt --rate 1",
+    "explain": "TEACHER TEACHER --data none.txt",
+    "demo": "",
+}
+
+
+@pytest.mark.parametrize("place", ["/proc/none", "a.csv", "link", "~/a.zip"])
+@pytest.mark.parametrize("verb", WITH_RESULTS)
+def test_every_verb_checks_the_place_of_its_results_before_it_begins(
+    verb: str, place: str, tiny_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "link").symlink_to("gone")
+    before = sorted(tmp_path.rglob("*"))
+    arguments = WITH_RESULTS[verb].replace("TEACHER", str(tiny_teacher)).split()
+    ended = command(verb, *arguments, f"--out={place}")
+    assert ended.code == 2
+    assert re.search(rf"--out [^~ ]*{Path(place).name} ", ended.said), ended.said
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 REFUSALS = ("EACCES", "EPERM", "EROFS", "EISDIR", "ENOTDIR", "ELOOP", "ENAMETOOLONG", "EBUSY", "EIO")
