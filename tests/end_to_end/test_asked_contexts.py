@@ -61,7 +61,7 @@ def test_a_head_learns_where_answers_are_and_transformers_opens_it(checkpoint: P
     assert theirs.qa_outputs.out_features == 2
 
 
-def test_what_is_scored_is_what_is_served(bundle: Path, checkpoint: Path, asked: Path) -> None:
+def test_the_server_gives_the_answers_that_were_scored(bundle: Path, checkpoint: Path, asked: Path) -> None:
     manifest = open_bundle(bundle).manifest
     assert (manifest.task, manifest.labels, manifest.metrics["metric"]) == (TASK, ["start", "end"], "answer_f1")
     threshold = manifest.variants["fp32"].abstain_below

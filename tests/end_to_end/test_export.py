@@ -166,7 +166,7 @@ def test_two_exports_are_the_same_bytes_but_for_what_their_reports_say_of_the_mo
 
 
 @pytest.mark.slow
-def test_what_eight_bits_ruin_goes_back_to_float32(classifier: Path, task_data: Path, tmp_path: Path) -> None:
+def test_a_product_that_eight_bits_ruin_goes_back_to_float32(classifier: Path, task_data: Path, tmp_path: Path) -> None:
     broken = with_cancelling_units(classifier, tmp_path / "broken", HELD_BY_NEITHER)
     out = exported(broken, tmp_path / "mended", task_data, gate=0.9, variants="int8", **FAST)
     search = report_of(out)["search"]
@@ -194,7 +194,7 @@ class ExactSums(Session):
 
 
 @pytest.mark.slow
-def test_what_needs_all_eight_bits_asks_for_a_processor_that_has_them(
+def test_a_graph_that_needs_all_eight_bits_asks_for_a_processor_that_has_them(
     classifier: Path, task_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As on a processor with VNNI, whatever runs this test: it is believed to be one, and judges by the sums of one.
@@ -344,7 +344,7 @@ def test_where_a_bundle_cannot_be_written_no_report_speaks_of_one_and_what_a_kil
 ) -> None:
     out = tmp_path / "out"
 
-    def somebody_comes_first(*args: object) -> tuple[object, object]:
+    def another_comes_first(*args: object) -> tuple[object, object]:
         out.mkdir()
         (out / "diary").touch()
         return scores_on_test(*args)  # type: ignore[arg-type]
@@ -354,7 +354,7 @@ def test_where_a_bundle_cannot_be_written_no_report_speaks_of_one_and_what_a_kil
         (tmp_path / left).mkdir(parents=True)
     (tmp_path / "out.export-work" / "made-by-stillroom").touch()
     (tmp_path / "out.report.json").write_text("{}")
-    monkeypatch.setattr("stillroom.verbs.export.checkpoint.scores_on_test", somebody_comes_first)
+    monkeypatch.setattr("stillroom.verbs.export.checkpoint.scores_on_test", another_comes_first)
     with pytest.raises(BadInput, match="not a bundle"):
         face.export(classifier, out, task_data, variants="fp32", **FAST)
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["out", "out/diary"]

@@ -9,12 +9,24 @@ from pathlib import Path
 
 import pytest
 from in_process import command
-from lookup_bundles import INTENTS, intent_table, write_bundle, write_manifest, write_tokenizer
+from lookup_bundles import INTENTS, city_table, intent_table, write_bundle, write_manifest, write_tokenizer
 from small_profiles import CONFIG, TASK, Models, Profiled, intents, profiled, write_checkpoint
 from small_task import write_rows
 
 from stillroom.verbs.profile import Profiling
 from stillroom.verbs.profile.run import profile_models
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle that finds cities."""
+    return write_bundle(tmp_path_factory.mktemp("bundles") / "cities", city_table())
+
+
+@pytest.fixture(scope="session", name="intents")
+def bundle_of_intents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundles") / "intents"
+    return write_bundle(folder, intent_table(), task=TASK, labels=INTENTS)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,6 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from lookup_bundles import INTENTS, city_table, intent_table, write_bundle
 from patience import PATIENCE_S
 from repository import ROOT
 from server_process import serving, until
@@ -41,12 +40,8 @@ CALLS = [
 
 
 @pytest.fixture(scope="module")
-def bundles(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    folder = tmp_path_factory.mktemp("bundles")
-    return [
-        write_bundle(folder / "cities", city_table()),
-        write_bundle(folder / "intents", intent_table(), task="text-classification", labels=INTENTS),
-    ]
+def bundles(plain: Path, intents: Path) -> list[Path]:
+    return [plain, intents]
 
 
 @pytest.fixture(scope="module")

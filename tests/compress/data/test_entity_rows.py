@@ -34,6 +34,7 @@ def test_blanks_at_the_ends_of_an_entity_are_cut_off_in_data_and_in_a_teachers_a
     ("places", "looks"),
     [
         ({"end": 10}, "its end looks inclusive"),
+        ({"end": 10, "in": "🙂 Ms Kéllers"}, "its end looks inclusive"),
         ({"start": 6, "end": 12}, "UTF-16"),
         ({"start": 8, "end": 15}, "bytes of UTF-8"),
         ({"start": 6, "end": 12, "in": "Ms   Kéller lives"}, "counted from 1"),

@@ -31,6 +31,7 @@ def entities(said: str, text: str) -> list[tuple[int, int, str]]:
         (["Rome:city"], "Romeo flew to Rome", [(14, 18, "city")]),
         (["art:item"], "start with art", [(11, 14, "item")]),
         (["東京:city"], "東京都", [(0, 2, "city")]),
+        (["Rom:city"], "fly to Rome", [(7, 10, "city")]),
         ([], "nothing", []),
         ([" Rome :city"], "👍 Rome", [(2, 6, "city")]),
     ],
@@ -47,7 +48,6 @@ def test_entities_are_found_in_the_text(named: list[str], text: str, expected: l
         ("Sure! The city is Rome.", "the answer is not JSON: 'Sure!"),
         ("[]", "the answer is not a JSON object"),
         ('{"entities": 3}', "`entities` is not a list"),
-        ('{"entities": [{"text": "Rom", "label": "city"}]}', ""),
         ('{"entities": [{"text": "Paris", "label": "city"}]}', "'Paris' does not stand in the text; copy entities from it exactly"),
         ('{"entities": [{"text": "Rome", "label": "town"}]}', "'town' is not one of the labels: city, item"),
         ('{"entities": [{"text": "Rome", "label": "city"}, {"text": "Rome", "label": "city"}]}', "'Rome' does not stand in the text"),
@@ -55,9 +55,6 @@ def test_entities_are_found_in_the_text(named: list[str], text: str, expected: l
     ],
 )  # fmt: skip
 def test_unusable_answers_name_their_fault(said: str, fault: str) -> None:
-    if not fault:
-        assert entities(said, "fly to Rome") == [(7, 10, "city")]
-        return
     with pytest.raises(ValueError, match=fault.replace("[", r"\[")) as refused:
         entities(said, "fly to Rome")
     assert str(refused.value).startswith(fault)

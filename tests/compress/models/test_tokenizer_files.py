@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from small_task import write_rows
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
@@ -208,12 +209,12 @@ def test_added_tokens_follow_the_tokenizer_file(
 
 
 @pytest.mark.parametrize("file", ["added_tokens.json", "tokenizer_config.json"])
-def test_an_added_token_with_another_id_is_refused(
-    file: str, checkpoint: Path, change_json: Change, change_weights: Callable[..., None]
-) -> None:
+def test_an_added_token_with_another_id_is_refused(file: str, checkpoint: Path, change_json: Change) -> None:
     rows = open_model(str(checkpoint)).config.vocab_size + 200
     change_json("config.json", vocab_size=rows)
-    change_weights(lambda held: held.update({"bert.embeddings.word_embeddings.weight": torch.zeros(rows, 32)}))
+    held = load_file(checkpoint / "model.safetensors")
+    held["bert.embeddings.word_embeddings.weight"] = torch.zeros(rows, 32)
+    save_file(held, checkpoint / "model.safetensors", metadata={"format": "pt"})
     stated = (
         {"<x>": rows - 1} if file == "added_tokens.json" else {"added_tokens_decoder": {rows - 1: {"content": "<x>"}}}
     )

@@ -186,7 +186,7 @@ def test_a_bundle_with_other_files_is_not_replaced_but_for_what_a_mac_leaves(pac
         (out / name).unlink()
 
 
-def test_what_cannot_be_packed_is_named(packed: Packer, bert: Exported, tmp_path: Path) -> None:
+def test_bundles_that_cannot_be_packed_are_refused_by_name(packed: Packer, bert: Exported, tmp_path: Path) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"checkpoint": tmp_path}, r"config\.json, tokenizer\.json, tokenizer_config\.json, model\.safetensors"),
         ({"onnx_files": {"int3": bert.onnx_file}}, "int3"),

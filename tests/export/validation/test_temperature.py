@@ -182,7 +182,7 @@ def test_rows_without_a_label_of_the_models_are_left_out() -> None:
     assert (nothing.temperature, nothing.abstain_below, nothing.validation.rows) == (1.0, None, 0)
 
 
-def test_of_tokens_the_first_ones_of_words_count(bert: Exported) -> None:
+def test_only_the_first_token_of_a_word_counts(bert: Exported) -> None:
     tokenizer = load_tokenizer(bert.checkpoint, MAX_LENGTH)
     examples = [Example("fly to zürich tomorrow", entities=(Entity(7, 13, "city"),)), Example("unlabelled text")]
     encoded = TOKEN_CLASSIFICATION.encode(examples, tokenizer, TAGS)

@@ -97,7 +97,7 @@ def writes(said: bytes | None) -> Handler:
         pytest.param(answer(307, b"", "Location: /elsewhere"), "307", id="redirect"),
     ],
 )  # fmt: skip
-def test_what_is_no_answer_is_counted_by_its_kind(said: bytes | None, kind: str) -> None:
+def test_failures_are_counted_by_their_kind(said: bytes | None, kind: str) -> None:
     found = loaded(writes(said))
 
     assert found.errors == {kind: 40}
@@ -116,7 +116,7 @@ def test_what_is_no_answer_is_counted_by_its_kind(said: bytes | None, kind: str)
         pytest.param(answer(204, b""), id="nothing-to-say"),
     ],
 )
-def test_whatever_form_an_answer_takes_it_is_one(said: bytes) -> None:
+def test_answers_of_every_form_of_http_count(said: bytes) -> None:
     found = loaded(writes(said))
     assert (len(found.latencies_ms), found.errors, found.resent) == (40, {}, 0)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lookup_bundles import INTENTS, city_table, intent_table, write_bundle
 from small_task import write_rows
 
 import stillroom
@@ -21,13 +20,6 @@ ROWS: list[dict[str, object]] = [
     {"text": "fly fly", "label": "praise"},
     {"text": "refund it", "label": "refund"},
 ]
-
-
-@pytest.fixture(scope="module")
-def intents(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_bundle(
-        tmp_path_factory.mktemp("bundles") / "intents", intent_table(), task="text-classification", labels=INTENTS
-    )
 
 
 @pytest.fixture
@@ -84,30 +76,24 @@ def test_rows_that_name_their_language_are_scored_by_it(
         assert "languages" not in stillroom.evaluate(str(intents), write_rows(tmp_path / "other.jsonl", rows))
 
 
-def test_entities_are_scored_by_their_label(tmp_path: Path) -> None:
-    bundle = write_bundle(tmp_path / "cities", city_table())
+def test_entities_are_scored_by_their_label(plain: Path, tmp_path: Path) -> None:
     rows: list[dict[str, object]] = [
         {"text": "to rome", "entities": [{"start": 3, "end": 7, "label": "city"}]},
         {"text": "to warm", "entities": [{"start": 3, "end": 7, "label": "weather"}]},
     ]
-    document = stillroom.evaluate(str(bundle), write_rows(tmp_path / "test.jsonl", rows))
-    assert [(row["label"], row["f1"], row["support"]) for row in document["labels"]] == [
-        ("city", 1.0, 1),
-        ("weather", 0.0, 1),
-    ]
+    document = stillroom.evaluate(str(plain), write_rows(tmp_path / "test.jsonl", rows))
+    found = [(row["label"], row["f1"], row["support"]) for row in document["labels"]]
+    assert found == [("city", 1.0, 1), ("weather", 0.0, 1)]
     assert document["unknown_labels"] == ["weather"]
 
 
 def test_blanks_at_the_ends_of_entities_change_no_score_and_ends_within_words_are_told(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    plain: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    bundle = write_bundle(tmp_path / "cities", city_table())
 
     def scored(start: int, end: int, label: str = "city") -> dict[str, Any]:
-        rows: list[dict[str, object]] = [
-            {"text": "to rome to", "entities": [{"start": start, "end": end, "label": label}]}
-        ]
-        return stillroom.evaluate(str(bundle), write_rows(tmp_path / "test.jsonl", rows))
+        row: dict[str, object] = {"text": "to rome to", "entities": [{"start": start, "end": end, "label": label}]}
+        return stillroom.evaluate(str(plain), write_rows(tmp_path / "test.jsonl", [row]))
 
     assert [scored(*place)["value"] for place in ((3, 7), (3, 8), (2, 8))] == [1.0, 1.0, 1.0]
     assert scored(2, 8)["warnings"] == []
@@ -144,7 +130,7 @@ def test_a_folder_of_splits_is_scored_on_test_or_the_split_that_is_named(intents
                      marks=pytest.mark.skipif(not gpu_lacks(), reason="onnxruntime runs on a GPU here")),
     ],
 )  # fmt: skip
-def test_what_cannot_be_scored_is_refused(
+def test_data_and_settings_that_cannot_be_scored_are_refused(
     intents: Path, splits: Path, given: str, settings: dict[str, Any], message: str
 ) -> None:
     shutil.copytree(splits, splits / "twice")

@@ -127,7 +127,7 @@ def test_a_server_that_does_not_take_the_request_gets_no_load(texts: Path) -> No
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_cannot_be_used_is_refused_before_anything_is_sent(
+def test_settings_that_cannot_be_used_are_refused_before_a_request_is_sent(
     given: dict[str, Any], message: str, texts: Path
 ) -> None:
     with serving(at_once) as server:

@@ -103,7 +103,7 @@ def test_many_mended_rows_end_with_the_bytes_of_a_run_that_had_no_bad_row(
     assert job.output.read_bytes() == whole.output.read_bytes()
 
 
-def test_what_stops_the_mending_leaves_the_output_as_it_was(job: Annotation) -> None:
+def test_a_fault_while_rows_are_mended_leaves_the_output_as_it_was(job: Annotation) -> None:
     annotate(written(job, "nope", row("rome"), row("oslo")))
     before = job.output.read_bytes()
     job.output.with_name("out.jsonl.mended").write_text("half of it")  # as a kill leaves it

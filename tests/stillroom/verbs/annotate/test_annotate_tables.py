@@ -151,7 +151,7 @@ def test_rows_with_an_error_are_nan_or_null_with_the_message(vectors: Path, tmp_
     assert 'has no field "text"' in rows[1]["error"]
 
 
-def test_what_cannot_be_a_table_or_an_array_is_refused(cities: Path, vectors: Path, tmp_path: Path) -> None:
+def test_answers_that_fit_no_table_or_array_are_refused(cities: Path, vectors: Path, tmp_path: Path) -> None:
     file = tmp_path / "in.jsonl"
     file.write_text('{"text": "rome", "n": 1}\n{"text": "fly", "n": {"a": 1}}\n', encoding="utf-8")
     with pytest.raises(BadInput, match="is an array of vectors, and 'cities' gives entities, BIO"):

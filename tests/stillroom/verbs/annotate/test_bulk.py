@@ -301,7 +301,9 @@ def test_places_that_cannot_be_used_are_refused(plain: Path, inputs: Path, tmp_p
         ("-", "-", False),
     ],
 )
-def test_what_becomes_a_folder_of_parts(given: str, out: str, is_a_folder: bool, inputs: Path) -> None:
+def test_folders_patterns_and_stores_are_answered_to_a_folder_of_parts(
+    given: str, out: str, is_a_folder: bool, inputs: Path
+) -> None:
     assert is_bulk(Annotation(inputs, given.format(inputs), out.format(inputs))) is is_a_folder
     assert is_bulk(Annotation(inputs, inputs / "plain.txt", inputs / "out", ray="local"))
 

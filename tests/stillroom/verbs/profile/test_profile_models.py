@@ -220,7 +220,7 @@ def test_two_classes_that_nobody_named_are_read_as_transformers_calls_them(model
     assert task_of(tmp_path) == TASK
 
 
-def test_what_a_profile_of_bundles_needs_comes_without_torch(models: Models) -> None:
+def test_a_profile_of_bundles_needs_no_torch(models: Models) -> None:
     code = (
         "import sys; from pathlib import Path; import stillroom.verbs.profile.run as profiling\n"
         f"bundle = Path({str(models.fast)!r})\n"
@@ -289,7 +289,7 @@ def test_a_damaged_bundle_and_a_damaged_configuration_are_bad_input(
 
 
 @pytest.mark.slow
-def test_who_calibrates_on_what_is_scored_is_told_how_not_to(models: Models, splits: Path, tmp_path: Path) -> None:
+def test_calibration_on_the_scored_texts_is_warned_of(models: Models, splits: Path, tmp_path: Path) -> None:
     given = (models.checkpoint, "--runtimes", "onnxruntime", "--data", splits / "test.jsonl")
     found = profiled(tmp_path / "timings", *given)
     (warning,) = [each for each in found.document["warnings"] if "calibrated" in each]
@@ -308,7 +308,7 @@ profile_models([Path(sys.argv[1])], settings, "profile it")
 """
 
 
-def test_what_was_measured_before_an_interrupt_is_in_the_report(models: Models, tmp_path: Path) -> None:
+def test_an_interrupted_profile_has_a_report_of_what_was_measured(models: Models, tmp_path: Path) -> None:
     out = tmp_path / "timings"
     command = [sys.executable, "-c", PROFILE, str(models.fast), str(out)]
     with started(command, stderr=subprocess.PIPE) as profiling:

@@ -39,7 +39,7 @@ def test_the_grid_is_of_whole_numbers(name: str, value: Any) -> None:
     ("takes", "measured"),
     [((None,), (16, 128)), ((512, None), (16, 128)), ((512, 32), (16, 32)), ((16,), (16,)), ((8,), (8,))],
 )
-def test_lengths_that_nobody_asked_for_are_cut_to_what_the_models_take(
+def test_default_lengths_are_cut_to_what_the_models_take(
     takes: tuple[int | None, ...], measured: tuple[int, ...]
 ) -> None:
     models = [Candidate(f"model {i}", "torch", "fp32", Path(), 1, max_length=most) for i, most in enumerate(takes)]

@@ -169,7 +169,7 @@ def test_another_number_of_labels_trains_only_its_points(
 
 
 @pytest.mark.usefixtures("no_training")
-def test_whole_seeds_alone_count_where_the_minutes_end_within_the_table(
+def test_only_whole_seeds_count_where_the_minutes_end_within_the_table(
     found: dict[str, Any], given: dict[str, Any], copied: Path
 ) -> None:
     def of_the_first_seed(folder: str) -> bool:
