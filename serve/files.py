@@ -50,9 +50,7 @@ def output(
     path = Path(os.path.abspath(os.path.expanduser(given)))
     above = next(each for each in (*path.parents, path) if os.path.lexists(each))
     folder, ending, fault = endings is None, path.suffix.lower(), ""
-    if not str(given):
-        fault = "is empty"
-    elif os.path.islink(path) and not os.path.exists(path):
+    if os.path.islink(path) and not os.path.exists(path):
         fault = f"is a link to {os.readlink(path)}, which is not there"
     elif os.path.exists(path) and not (os.path.isdir(path) if folder else os.path.isfile(path)):
         fault = "already exists and is not a folder" if folder else "already exists and is not a file"

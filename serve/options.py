@@ -232,7 +232,11 @@ def _read(kind: type, values: Mapping[str, Any], needed: Container[str] = ()) ->
     inner: dict[str, dict[str, Any]] = {}
     for option in known.values():
         value = values.get(option.name)
-        if value is None or (option.several and value in ((), [])):
+        if (
+            value is None
+            or (option.several and value in ((), []))
+            or (option.required and isinstance(value, str) and not value)
+        ):
             if option.required or option.name in needed:
                 faults.append(f"{option.flag} is needed")
             continue

@@ -211,6 +211,13 @@ def config_in(folder: Path, named: str, *, any_family: bool) -> Any:
         BadInput: it cannot be read, names code that transformers does not have itself, or without `any_family` is of a family that
             students cannot be made of.
     """
+    for file in sorted(folder.iterdir()):
+        if (
+            file.suffix in (".json", ".safetensors", ".txt", ".model")
+            and file.is_file()
+            and not os.access(file, os.R_OK)
+        ):
+            raise BadInput(f"{named}: this user may not read its {file.name}. Allow it, or give another model.")
     kind = check_stated(folder, named)
     if not any_family:
         family_of(kind, named)

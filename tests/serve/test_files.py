@@ -104,7 +104,6 @@ def test_a_full_disk_is_reported_once_and_other_errors_as_they_are(tmp_path: Pat
 @pytest.mark.parametrize(
     ("given", "endings", "message"),
     [
-        pytest.param("", None, "is empty", id="empty"),
         pytest.param("nowhere", None, "is a link to gone, which is not there", id="a link that leads nowhere"),
         pytest.param("notes.txt", None, "already exists and is not a folder", id="a file"),
         pytest.param("notes.txt/a/b", None, "notes.txt is not a folder", id="below a file"),

@@ -213,6 +213,13 @@ class Places(Settings):
     label: str = setting("", help="A label.", metavar="NAME")
 
 
+@dataclass(frozen=True)
+class NeedsPlace(Settings):
+    """What cannot be left out."""
+
+    place: str = setting(help="A folder.", metavar="FOLDER")
+
+
 def test_the_home_folder_is_expanded_wherever_a_place_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ada")
     given = {"out": "~/m", "key": Path("~/k"), "files": ["~/a", "b~"], "label": "~/m"}
@@ -226,6 +233,11 @@ def test_the_home_folder_is_expanded_wherever_a_place_is_given(monkeypatch: pyte
 @pytest.mark.parametrize("given", ["a.txt", Path("a.txt"), ("a.txt",), {"a.txt"}, iter(["a.txt"])], ids=repr)
 def test_one_file_in_place_of_a_list_is_a_list_of_it(given: Any) -> None:
     assert make(Places, {"files": given}).files == ("a.txt",)
+
+
+def test_an_empty_text_is_not_given_where_one_is_needed() -> None:
+    with pytest.raises(BadInput, match="--place is needed"):
+        make(NeedsPlace, {"place": ""})
 
 
 @pytest.mark.parametrize("given", [{"a.txt": 1}, b"a.txt", object()], ids=["a table", "bytes", "an object"])
