@@ -139,11 +139,12 @@ def test_a_missed_gate_is_one_document_and_exit_code_3(capfd: pytest.CaptureFixt
 
 
 def test_quiet_leaves_errors_and_results(plain: Path, tmp_path: Path) -> None:
-    row: dict[str, object] = {"text": "to rome", "entities": [{"start": 3, "end": 7, "label": "city"}]}
-    rows = write_rows(tmp_path / "test.jsonl", [row])
-    code, out, said = command("evaluate", plain, "-q", "--data", rows)
-    assert (code, said) == (0, "")
-    assert "entity_f1 1.0000" in out
+    within_a_word: dict[str, object] = {"text": "to rome", "entities": [{"start": 3, "end": 6, "label": "city"}]}
+    rows = write_rows(tmp_path / "test.jsonl", [within_a_word])
+    for flags, warned in (([], True), (["-q"], False)):
+        code, out, said = command("evaluate", plain, *flags, "--data", rows)
+        assert (code, "warning: 1 entity" in said, bool(said)) == (0, warned, warned)
+        assert "entity_f1 0.0000" in out
     code, out, said = command("evaluate", plain, "-q", "--data", tmp_path / "none")
     assert (code, out) == (2, "")
     assert "none is not a file" in said
