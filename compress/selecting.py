@@ -22,12 +22,11 @@ from compress.models.answering import AnsweringModel
 from compress.models.sentence_encoder import sentence_vectors
 from compress.progress import Advance, Notify, advancing, message, silent
 from compress.runs.hardware import device_here, same_bits
-from compress.runs.resumable_stages import check_writable
 from compress.settings import Selecting
 from compress.tasks import task_named, task_of
 from serve.bundle.cpu import available_cores
 from serve.errors import BadInput
-from serve.files import replacing
+from serve.files import JSON_LINES, output, replacing
 from serve.options import rule_faults
 from serve.text.answers import softmax
 
@@ -164,13 +163,8 @@ def _bank(path: str, task: Task, columns: Columns, *, pairs: bool) -> list[Examp
 
 
 def _check_out(out: Path) -> None:
-    if out.exists():
+    if output(out, endings=JSON_LINES).exists():
         raise BadInput(f"--out {out} already exists; it was not changed. Give another file, or remove it.")
-    if not out.absolute().parent.is_dir():
-        raise BadInput(
-            f"--out {out} is in {out.absolute().parent}, which does not exist. Give a file in a folder that exists."
-        )
-    check_writable(out)
 
 
 def _usable(bank: Iterable[Example], data: Iterable[Example]) -> tuple[list[Example], int, int]:

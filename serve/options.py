@@ -12,6 +12,7 @@ Tea(kind='green', minutes=5.0)
 
 import difflib
 import math
+import os
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cache
@@ -222,10 +223,20 @@ def _read(kind: type, values: Mapping[str, Any], needed: Container[str] = ()) ->
     plain = {each.name for each in fields(kind)} - set(known)
     faults = [unknown_setting(name, known) for name in values if name not in known and name not in plain]
     own: dict[str, Any] = {name: values[name] for name in plain & set(values) if values[name] is not None}
+    tables = {name for name in own if get_origin(get_type_hints(kind)[name]) is dict}
+    faults += [
+        f"{name} is {own[name]!r}; give a table, as [{name}.NAME] begins one"
+        for name in tables
+        if not isinstance(own[name], Mapping)
+    ]
     inner: dict[str, dict[str, Any]] = {}
     for option in known.values():
         value = values.get(option.name)
-        if value is None or (option.several and value in ((), [])):
+        if (
+            value is None
+            or (option.several and value in ((), []))
+            or (option.required and isinstance(value, str) and not value)
+        ):
             if option.required or option.name in needed:
                 faults.append(f"{option.flag} is needed")
             continue
@@ -319,8 +330,11 @@ def _typed(option: Option, value: Any) -> Any:
     if not option.several:
         return _one(option, value)
     parts = [value] if isinstance(value, str | Path | int | float) else value
-    if not isinstance(parts, list | tuple):
+    if not isinstance(parts, Iterable) or isinstance(parts, Mapping | bytes):
         raise ValueError(f"{option.flag} is {value!r}; give a list")
+    parts = list(parts)
+    if option.required and not parts:
+        raise ValueError(f"{option.flag} is needed")
     if option.listed:
         parts = [part for each in parts for part in (_parts(option, each) if isinstance(each, str) else [each])]
         parts = list(dict.fromkeys(parts))
@@ -339,6 +353,14 @@ def _parts(option: Option, text: str) -> list[Any]:
 
 
 def _one(option: Option, value: Any) -> Any:
+    # As a shell expands it, which leaves it as it is after `=` and in a recipe. A label may begin so; its metavar is NAME.
+    if (
+        option.kind in (str, Path)
+        and option.metavar != "NAME"
+        and isinstance(value, str | Path)
+        and str(value)[:1] == "~"
+    ):
+        value = type(value)(os.path.expanduser(value))
     if type(value) is not option.kind:
         if option.urls and isinstance(value, str) and "://" in value:
             return value

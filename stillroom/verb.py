@@ -192,8 +192,12 @@ def write_rows(formatter: click.HelpFormatter, rows: Sequence[tuple[str, str]]) 
 
 def print_json(document: Any) -> None:
     """One JSON document on standard output, which may be a terminal: control characters and half surrogate pairs are escaped."""
-    said = json.dumps(document, ensure_ascii=False, indent=2)
-    sys.stdout.write(NOT_SHOWN.sub(lambda found: f"\\u{ord(found[0]):04x}", said) + "\n")
+    said = NOT_SHOWN.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(document, ensure_ascii=False, indent=2))
+    try:
+        said.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:  # of an old locale; JSON may escape all other letters
+        said = json.dumps(document, indent=2)
+    sys.stdout.write(f"{said}\n")
 
 
 def ourselves() -> str:

@@ -200,7 +200,7 @@ def tokenised(
     with locked(folder.with_name(folder.name + ".lock")):
         if folder.exists() and not (folder / DESCRIPTION).is_file():
             raise BadInput(f"{folder} exists and holds no tokenised text; nothing was written. Give another folder.")
-        if folder.exists() and json.loads((folder / DESCRIPTION).read_text())["mark"] == made_of:
+        if folder.exists() and json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))["mark"] == made_of:
             return CorpusFile(folder)
         with replacing_folder(folder, alone=True) as beside:
             _write(texts, tokenizer, longest, beside, made_of)
@@ -215,7 +215,7 @@ class CorpusFile(Sequence[Piece]):
 
     def __init__(self, folder: Path) -> None:
         self.ids, self.words = _descriptor(self, folder / IDS), _descriptor(self, folder / WORDS)
-        about = json.loads((folder / DESCRIPTION).read_text())
+        about = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
         self.fingerprint: str = about["mark"]  # of the texts, the tokenizer and the length
         self.id_type = np.dtype(about["ids"])
         self.lengths = np.fromfile(folder / LENGTHS, np.int32)  # (pieces,), tokens of each

@@ -6,10 +6,8 @@ asked again for what it had not answered.
 
 import contextlib
 import json
-import os
 import queue
 import shlex
-import signal
 import subprocess
 import threading
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -112,6 +110,14 @@ class _Running:
             )
         except (OSError, ValueError) as error:
             raise BadInput(f"--with-command {command!r} cannot be started: {error}.") from error
+        # Kills the command with what it has started once its input ends: with this process, however that comes about.
+        self._watcher = subprocess.Popen(
+            ["sh", "-c", 'read _; kill -s KILL -- "-$1"', "sh", str(self._process.pid)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         self._room = threading.Semaphore(AHEAD)
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._timed_out = self._stopped = False
@@ -128,8 +134,7 @@ class _Running:
 
     def __exit__(self, *_: object) -> None:
         self._stopped = True
-        with contextlib.suppress(ProcessLookupError):  # with what it has started, which may hold the pipes
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._watcher.communicate()  # with what it has started, which may hold the pipes
         self._room.release()
         for thread in self._threads:
             thread.join(CLOSING_S)

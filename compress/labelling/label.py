@@ -26,6 +26,7 @@ from compress.settings import LABELLED_TASKS, Labelling
 from compress.tasks import task_named, task_of
 from serve.bundle.cpu import available_cores
 from serve.errors import BadInput
+from serve.files import JSON_LINES, output
 from serve.options import rule_faults
 from serve.wording import one_of
 
@@ -62,7 +63,7 @@ def label(settings: Labelling, notify: Notify = silent) -> dict[str, Any]:
     """
     faults, out = Faults(), Path(settings.out)
     teacher = faults.check(partial(_opened, settings))
-    faults.check(lambda: _check_out(out))
+    faults.check(partial(output, out, endings=JSON_LINES))
     columns = columns_of(settings)
     found: list[Example] = []
     for path in settings.input if teacher else ():
@@ -233,9 +234,3 @@ def _opened_model(settings: Labelling) -> _Teacher:
         "threads": settings.threads or available_cores(),
     }  # fmt: skip
     return _Teacher(name, model.task, model.labels, lineage, model=model)
-
-
-def _check_out(out: Path) -> None:
-    if out.is_dir() or not out.absolute().parent.is_dir():
-        what = "is a folder" if out.is_dir() else f"is in {out.absolute().parent}, which does not exist"
-        raise BadInput(f"--out {out} {what}. Give a file in a folder that exists.")

@@ -1,6 +1,7 @@
 """Opens a teacher or student, a folder on disk or a Hub name, and checks it before use."""
 
 import math
+import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -97,6 +98,7 @@ def open_model(
         BadInput: no such folder or Hub name, files missing or damaged, not an encoder of a known family, pickled weights only,
             or a revision of a folder.
     """
+    name = os.path.expanduser(name)
     folder = _folder_of(name, role, wanted, revision)
     config = config_in(folder, f"{role} {name}", any_family=False)
     family = family_of(config.model_type, f"{role} {name}")
@@ -197,6 +199,7 @@ def open_config_only(name: str, role: str, wanted: str, revision: str) -> tuple[
     Raises:
         BadInput: no such folder or name, a revision of a folder, or no configuration that can be read; `wanted` says what is needed.
     """
+    name = os.path.expanduser(name)
     folder = _folder_of(name, role, wanted, revision)
     return folder, config_in(folder, f"{role} {name}", any_family=True)
 
@@ -208,6 +211,13 @@ def config_in(folder: Path, named: str, *, any_family: bool) -> Any:
         BadInput: it cannot be read, names code that transformers does not have itself, or without `any_family` is of a family that
             students cannot be made of.
     """
+    for file in sorted(folder.iterdir()):
+        if (
+            file.suffix in (".json", ".safetensors", ".txt", ".model")
+            and file.is_file()
+            and not os.access(file, os.R_OK)
+        ):
+            raise BadInput(f"{named}: this user may not read its {file.name}. Allow it, or give another model.")
     kind = check_stated(folder, named)
     if not any_family:
         family_of(kind, named)

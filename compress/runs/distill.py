@@ -1,7 +1,7 @@
 """Distils a task-agnostic student from a teacher on plain text."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,7 @@ from compress.settings import Distillation
 from compress.training.metrics import check_trackers
 from compress.training.teacher_cache import check_cache, identity_of
 from serve.errors import BadInput
+from serve.files import output, path_beside
 from serve.options import make
 from serve.wording import one_of
 
@@ -64,7 +65,12 @@ class _Inputs:
 
 
 def distill(
-    teacher: str, corpus: Sequence[Path | str], out: Path | str, *, progress: Notify = silent, **settings: Any
+    teacher: str,
+    corpus: Iterable[Path | str] | Path | str,
+    out: Path | str,
+    *,
+    progress: Notify = silent,
+    **settings: Any,
 ) -> Path:
     """Distil a task-agnostic student on plain text, and write it as a checkpoint that `AutoModel` opens.
 
@@ -74,7 +80,7 @@ def distill(
     Raises:
         BadInput: an unknown method, teacher, student or file; relation heads that do not divide both widths.
     """
-    places = {"teacher": teacher, "corpus": list(corpus), "out": out}
+    places = {"teacher": teacher, "corpus": corpus, "out": out}
     return distill_student(make(Distillation, places | settings), progress)
 
 
@@ -105,7 +111,7 @@ def distill_student(settings: Distillation, notify: Notify = silent) -> Path:
     # Without local paths.
     lineage = chosen | {"teacher_cache": bool(s.teacher_cache)}
     lineage |= {"start": inputs.start.public_name} if inputs.start else {}
-    workdir = Workdir(target.with_name(target.name + ".distill-work"), notify)
+    workdir = Workdir(path_beside(target, ".distill-work"), notify)
     with workdir.locked(run_fingerprint):
         workdir.publish(_run(workdir, run_fingerprint, inputs, lineage, notify), target)
     return target
@@ -179,11 +185,10 @@ def _check_cache(settings: Distillation, opened: Opened, stages: Sequence[Stage]
         raise BadInput(
             "--teacher-cache keeps the activations of one teacher, and an --assistant is a second one. Leave one of the two out."
         )
-    folder = Path(os.path.abspath(settings.teacher_cache))
-    target = Path(os.path.abspath(out))
-    if folder == target or target in folder.parents or folder.is_file():
+    folder = output(settings.teacher_cache, "--teacher-cache")
+    if folder == out or out in folder.parents:
         raise BadInput(
-            f"--teacher-cache {settings.teacher_cache} is a file, or the folder of --out or inside it. Give another folder."
+            f"--teacher-cache {settings.teacher_cache} is the folder of --out or inside it. Give another folder."
         )
     check_cache(folder, identity_of(cached_of(opened, settings.device), parts, settings.precision))
 

@@ -19,7 +19,7 @@ from compress.runs.hardware import same_bits
 from compress.runs.input_summary import log_inputs
 from compress.runs.lineage import read_lineage
 from compress.runs.open_task import open_task
-from compress.runs.resumable_stages import Workdir, check_writable, free_target
+from compress.runs.resumable_stages import Workdir, free_target
 from compress.runs.soft_labels import make_soft_labels, read_soft_labels
 from compress.runs.stages import (
     Of,
@@ -32,6 +32,7 @@ from compress.runs.stages import (
 from compress.runs.task_inputs import TaskInputs, steps_of
 from compress.settings import LEAST_TUNING_STEPS, WHERE_DATA_IS, FineTuning, TaskSettings, filled_in
 from serve.errors import BadInput
+from serve.files import path_beside
 from serve.options import make, rule_faults
 
 
@@ -69,7 +70,7 @@ def fine_tune(settings: FineTuning, notify: Notify = silent) -> Path:
         inputs.contents | ({"--teacher": teacher.teacher_fingerprint} if teacher else {}),
     )
     distributed.join(here.device)
-    workdir = Workdir(target.with_name(target.name + ".finetune-work"), notify)
+    workdir = Workdir(path_beside(target, ".finetune-work"), notify)
     folders: dict[str, Path] = {}
     return make_checkpoint(workdir, _stages(inputs, teacher, settings, steps, folders), folders, target)
 
@@ -164,7 +165,7 @@ def _opened(target: Path, settings: FineTuning, notify: Notify) -> tuple[TaskInp
             "student_learning_rate": settings.learning_rate,
         }
     )
-    inputs = open_task(given, target, role="--model", more_checks=[lambda: check_writable(target)], notify=notify)
+    inputs = open_task(given, target, role="--model", notify=notify)
     if not settings.teacher:
         return inputs, None
     from_teacher = dataclasses.replace(

@@ -43,7 +43,7 @@ from compress.progress import Notify, advancing, message
 from compress.runs.hardware import on_this_machine, same_bits, stage_settings
 from compress.runs.lineage import save_with_lineage
 from compress.runs.open_task import check_disk, usable_length
-from compress.runs.resumable_stages import TRAINING, Workdir, check_writable, free_target
+from compress.runs.resumable_stages import TRAINING, Workdir, free_target
 from compress.runs.stages import RunStage, check_same_inputs, folder_fingerprint, make_checkpoint, trained_with
 from compress.runs.task_inputs import steps_of
 from compress.settings import LEAST_TUNING_STEPS, WHERE_DATA_IS, FineTuning, filled_in
@@ -51,6 +51,7 @@ from compress.training.loop import Validation
 from compress.training.metrics import check_trackers
 from compress.training.stage import train_stage, validation_interval
 from serve.errors import BadInput
+from serve.files import path_beside
 
 TARGET_TOKENS = 48  # as MiniLM generates questions and summaries of XSum
 LABEL_SMOOTHING = 0.1  # MiniLM, appendix
@@ -117,7 +118,7 @@ def fine_tune_generator(settings: FineTuning, notify: Notify) -> Path:
         dataclasses.asdict(settings)
         | dict.fromkeys(("model", "data", "out", "teacher", "trackers", "device", "revision", "target_column", *WHERE_DATA_IS), ""),
     )  # fmt: skip
-    workdir = Workdir(target.with_name(target.name + ".finetune-work"), notify)
+    workdir = Workdir(path_beside(target, ".finetune-work"), notify)
     return make_checkpoint(workdir, [RunStage("model", made_of, partial(_train, inputs=inputs))], {}, target)
 
 
@@ -148,7 +149,6 @@ def _opened(settings: FineTuning, target: Path, notify: Notify) -> _Inputs:
         faults.check(partial(_check_same_words, teacher, opened))
     columns, target_column = columns_of(settings), settings.target_column or "target"
     splits = faults.check(partial(read_pair_splits, settings.data, columns, target_column, seed=settings.seed))
-    faults.check(partial(check_writable, target))
     faults.check(lambda: check_trackers(tuple(settings.trackers)))
     settings = _resolved(settings, faults)
     tokenizer = faults.check(partial(open_tokenizer, opened)) if opened else None

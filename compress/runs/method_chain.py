@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from compress import distributed
@@ -301,7 +302,7 @@ def check_stage_settings(stages: Mapping[str, Mapping[str, float]]) -> None:
                     raise BadInput(f"[stages.{name}] pack is {value!r}; give true or false.")
                 continue
             whole = key not in ("tokens", "learning_rate")
-            if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or value <= 0:
+            if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not 0 < value < inf:
                 kind = "a whole number" if whole else "a number"
                 raise BadInput(f"[stages.{name}] {key} is {value!r}; give {kind} above 0.")
 

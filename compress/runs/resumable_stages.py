@@ -8,7 +8,6 @@ stage before it; no node reads the main process's disk.
 """
 
 import json
-import os
 import shutil
 import tempfile
 import time
@@ -18,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from compress import distributed
+from compress.models.configurations import CONFIG
 from compress.progress import Notify, message, silent
 from compress.training.metrics import METRICS, TENSORBOARD
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
-from serve.files import disk_errors_reported, lock_at, replacing
+from serve.files import disk_errors_reported, fill, lock_at, output, replacing, vacant
 from serve.wording import counted
 
 STATE = "stage.json"
@@ -39,25 +39,12 @@ def free_target(out: Path) -> Path:
     """The absolute path of `out`, where a checkpoint will be written.
 
     Raises:
-        BadInput: `out` is a file, or a folder that is not empty.
+        BadInput: it cannot be written there, or is a folder that is not empty.
     """
-    target = Path(os.path.abspath(out))
-    if target.exists() and any(target.iterdir() if target.is_dir() else [target]):
+    target = output(out)
+    if not vacant(target, CONFIG):
         raise BadInput(f"--out {out} already exists; it was not changed. Give another folder.")
     return target
-
-
-def check_writable(out: Path) -> None:
-    """Check that `out` can be created.
-
-    Raises:
-        BadInput: its nearest existing parent is not a folder, or not writable by this user.
-    """
-    there = next(folder for folder in out.absolute().parents if os.path.lexists(folder))
-    if not there.is_dir():
-        raise BadInput(f"--out {out} cannot be created: {there} is not a folder. Give another path.")
-    if not os.access(there, os.W_OK):
-        raise BadInput(f"--out {out} cannot be created: this user may not write in {there}. Give another path.")
 
 
 class Workdir:
@@ -145,8 +132,11 @@ class Workdir:
         return done
 
     def publish(self, folder: Path, target: Path) -> None:
-        """Rename `folder`, of the last stage, to `target`, and remove the other stages."""
-        folder.replace(target)
+        """Move `folder`, of the last stage, to `target`, and remove the other stages."""
+        if target.is_dir():
+            fill(target, folder, CONFIG)
+        else:
+            folder.replace(target)
         (target / STATE).unlink()
         self._remove()
 
@@ -313,7 +303,6 @@ def _damage_in(folder: Path) -> str:
     import numpy as np
     from safetensors import SafetensorError, safe_open
 
-    from compress.models.configurations import CONFIG
     from compress.models.pretrained import check_checkpoint
 
     for file in sorted(folder.iterdir()):
@@ -337,7 +326,7 @@ def _damage_in(folder: Path) -> str:
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text())
+        found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

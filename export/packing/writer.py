@@ -1,7 +1,6 @@
 """Writes the bundle's folder in one step; the manifest names every file with its size and SHA-256."""
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from tokenizers import Tokenizer
 
 from serve.bundle.manifest import FINDER_FILE, MANIFEST, ONNX_NAMES, Manifest, canonical_json, digest, sha256_file
 from serve.errors import BadInput
-from serve.files import replacing_folder
+from serve.files import replacing_folder, vacant
 
 POOLING_FILES = ("modules.json", "1_Pooling/config.json", "sentence_bert_config.json")
 CHECKPOINT_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
@@ -49,7 +48,7 @@ def pack(
             f"{checkpoint} lacks {', '.join(missing)}; export needs the folder that `save_pretrained` wrote for the "
             "model and for its fast tokenizer, weights in one file"
         )
-    with replacing_folder(out, synced=True) as folder:
+    with replacing_folder(out, synced=True, last=MANIFEST) as folder:
         _write_checkpoint(folder, checkpoint, manifest)
         for variant, file in onnx_files.items():
             _file_at(folder, ONNX_NAMES[variant]).write_bytes(file.read_bytes())
@@ -80,17 +79,15 @@ def clear_leftovers(out: Path) -> None:
 
 
 def refuse_foreign(out: Path) -> None:
-    """BadInput when `out` exists and is neither a bundle nor an empty folder, so that no other files are replaced.
+    """BadInput when `out` exists and is neither a bundle nor vacant, so that no other files are replaced; see `serve.files.vacant`.
 
     A bundle is a folder whose manifest has the right digest and which holds only the manifest's files and those that the
     macOS Finder adds. A bundle with damaged files counts, since replacing it repairs it.
     """
-    if not os.path.lexists(out):
+    if vacant(out, MANIFEST):
         return
     remedy = "name another folder, or remove this one"
-    if out.is_dir() and not out.is_symlink() and not any(out.iterdir()):
-        return
-    if out.is_symlink() or not out.is_dir():
+    if not out.is_dir():
         raise BadInput(f"{out} exists and is not a folder; a bundle is a folder: {remedy}")
     try:
         manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))

@@ -9,10 +9,12 @@ A call can be no faster than its operations at the peak of products, nor than it
 
 import json
 import math
+import os
 import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -53,11 +55,12 @@ def measured_peaks(threads: int, seconds: float = 6.0) -> Peaks:
         raise BadInput(f"{threads} threads and {seconds:g} seconds were given; give at least 1 thread and some time")
     environment = timing_environment() | dict.fromkeys(THREAD_VARIABLES, str(threads))
     command = [sys.executable, "-P", "-m", "latency.analysis.roofline", str(threads), str(seconds)]
+    lifeline, ours = os.pipe()  # it ends when this process does, and with it the one that is started
     try:
         ended = subprocess.run(
             command,
             env=environment,
-            stdin=subprocess.DEVNULL,
+            stdin=lifeline,
             capture_output=True,
             encoding="utf-8",
             errors="replace",
@@ -68,6 +71,9 @@ def measured_peaks(threads: int, seconds: float = 6.0) -> Peaks:
         raise InternalError(
             f"measuring this machine's peaks took over {error.timeout:.0f} s and was stopped"
         ) from error
+    finally:
+        os.close(lifeline)
+        os.close(ours)
     if ended.returncode != 0 or not ended.stdout.strip():
         last_words = "\n".join(ended.stderr.strip().splitlines()[-12:]) or "(nothing)"
         raise InternalError(
@@ -305,5 +311,11 @@ def _streams(threads: int) -> Iterator[tuple[Callable[[], object], float]]:
         yield lambda: list(pool.map(lambda part: np.add(part[0], part[1], out=part[1]), parts)), 3 * gigabytes
 
 
+def _end_with_parent() -> None:
+    os.read(0, 1)
+    os._exit(1)
+
+
 if __name__ == "__main__":
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     sys.stdout.write(json.dumps(_peaks(int(sys.argv[1]), float(sys.argv[2]))) + "\n")

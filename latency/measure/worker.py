@@ -22,11 +22,13 @@ worker blocks on a read. Modules that read the thread counts are imported only a
 import gc
 import json
 import os
+import queue
 import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -301,6 +303,23 @@ COMMANDS: dict[str, Callable[[Ready, Mapping[str, Any]], object]] = {
 }
 
 
+def _requests() -> Iterator[str]:
+    """The lines of this process's stdin. At their end the process ends, whatever it does then: its parent has gone.
+
+    A thread reads them, from a file of its own: one that waits for `sys.stdin` would break the exit of the interpreter.
+    """
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in os.fdopen(os.dup(0), encoding="utf-8"):
+            lines.put(line)
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        yield lines.get()
+
+
 def main() -> int:
     """Answers each line of this process's stdin with one line on its stdout, until the end of the input."""
     # Ctrl-C reaches the whole process group; the parent handles it and ends this process.
@@ -310,7 +329,7 @@ def main() -> int:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     ready: Ready | None = None
     try:
-        for line in sys.stdin:
+        for line in _requests():
             request = json.loads(line)
             reply: object
             if request["command"] == "load":

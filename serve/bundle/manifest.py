@@ -19,6 +19,7 @@ import msgspec
 
 from serve.bundle.external_data import graph_fault
 from serve.errors import BadInput, BundleError
+from serve.files import LOST_AND_FOUND
 from serve.observe.logs import plain
 
 # Those that a bundle may have; `serve.tasks` says what each is.
@@ -331,7 +332,7 @@ def _file_faults(folder: Path, listed: dict[str, BundleFile]) -> Iterator[str]:
             yield f"{name} {fault}"
     for name in sorted(set(_names_in(folder)) - set(listed) - {MANIFEST}):
         pure = PurePosixPath(name)
-        if not name.startswith(HUB_FILES) and pure.parts[0] != GIT and pure.name != FINDER_FILE:
+        if not name.startswith(HUB_FILES) and pure.parts[0] != GIT and pure.name not in (FINDER_FILE, LOST_AND_FOUND):
             yield f"{plain(name)} is not in the manifest"
 
 

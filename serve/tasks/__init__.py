@@ -1,5 +1,6 @@
 """The tasks that are served, one file each, and bundles opened with the checks of their task."""
 
+import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def open_bundle(path: Path | str, *, known: Collection[str] = ()) -> Bundle:
     """
     if is_url(path):
         return open_remote(str(path), check=check_manifest, known=known)
-    bundle = read_bundle(Path(path))
+    bundle = read_bundle(Path(os.path.expanduser(path)))
     check_manifest(bundle.manifest, path)
     return bundle
 

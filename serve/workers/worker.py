@@ -32,6 +32,8 @@ REPLY_EVERY_S = 0.008
 # unread for as long as a worker's time slice, and p99 under load is a fifth to a half higher.
 NICE = 5
 
+LATE_S = 2.0  # after the end of its input
+
 # Batches that are read before their turn. A server gives two at most.
 AHEAD = 4
 
@@ -45,12 +47,14 @@ def main() -> None:
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     if hasattr(os, "nice"):
         os.nice(NICE)
-    incoming = sys.stdin.buffer
+    incoming = os.fdopen(os.dup(0), "rb")  # a thread that waits for `sys.stdin` would break the exit of the interpreter
     outgoing = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints must not go between the messages
     from serve.model.pipeline import Pipeline  # only now, since libraries may print when they are loaded
 
     opening = next(messages(incoming, Opening))
+    reader = BatchReader()
+    threading.Thread(target=reader.read, args=(incoming,), name="reader", daemon=True).start()
     try:
         # The process that started this one has chosen the runtime, and logged the notes.
         pipeline = Pipeline(
@@ -71,8 +75,6 @@ def main() -> None:
         write(outgoing, Opened(error.message))
         return
     write(outgoing, Opened())
-    reader = BatchReader()
-    threading.Thread(target=reader.read, args=(incoming,), name="reader", daemon=True).start()
     for number in itertools.count():
         if (works := reader.batches.get()) is None:
             return
@@ -99,6 +101,7 @@ class BatchReader:
                 else:
                     self.batches.put(message)
         finally:  # after a message that cannot be read too, so that the process ends and is replaced
+            threading.Thread(target=_end_late, daemon=True).start()
             self.batches.put(None)
 
     def unwanted(self, batch: int) -> list[int]:
@@ -108,6 +111,12 @@ class BatchReader:
             if dropped.batch >= batch:
                 self._dropped.setdefault(dropped.batch, []).extend(dropped.places)
         return self._dropped.pop(batch, [])
+
+
+def _end_late() -> None:
+    """Ends this process, whose input has ended, also if its model is being opened or runs for long: nobody waits for it."""
+    time.sleep(LATE_S)
+    os._exit(1)
 
 
 def replies(

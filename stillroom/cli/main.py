@@ -18,7 +18,7 @@ from click.shell_completion import get_completion_class
 from compress import distributed
 from compress.runs.threads import training_spins, wait_for_work
 from serve.errors import BadInput, InternalError, StillroomError, is_panic
-from serve.files import drop_unwritten, no_room, reader_gone
+from serve.files import drop_unwritten, no_room, reader_gone, refused
 from serve.wording import all_of
 from stillroom.console import console, say
 from stillroom.verb import WIDTH, write_rows
@@ -178,6 +178,8 @@ def _explain(error: Exception) -> int:
         message, code = error.message, error.exit_code
     elif no_room(error):
         message = f"There is no room to write: {error}. Make room and give the same command again."
+    elif said := refused(error):
+        message = said
     elif isinstance(error, FileNotFoundError) and NO_TEMPORARY_FOLDER in str(error):
         message = f"{str(error).partition('] ')[2]}. Set TMPDIR to a folder that can be written."
     elif type(error).__name__ == "OutOfMemoryError":  # torch's; it need not be imported here

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 
-from compress.runs.resumable_stages import check_writable
 from serve.bundle.fetched import open_remote
 from serve.bundle.remote_files import is_url
 from serve.errors import BadInput
+from serve.files import LOST_AND_FOUND, output
 from serve.tasks import check_manifest
 from stillroom.console import bar
 
@@ -22,31 +22,25 @@ def local_bundle(place: Path | str) -> Path:
         BundleError: as `serve.bundle.fetched.open_remote`.
     """
     if not is_url(place):
-        return Path(place)
+        return Path(os.path.expanduser(place))
     with bar("fetch, in MB") as shown:
         return open_remote(
             str(place), lambda done, whole: shown(done // MB, -(-whole // MB)), check=check_manifest
         ).path
 
 
-def check_out_folder(out: Path, files: Iterable[str]) -> None:
+def check_out_folder(out: Path | str, files: Iterable[str], *, beside: bool = False) -> None:
     """Check that `files` can be written into the folder `out`, which must be absent or hold only earlier versions of them.
 
-    Partial files of a killed process (`serve.files`) are ignored.
+    Partial files of a killed process (`serve.files`) are ignored. `beside` tells that more is written beside it.
 
     Raises:
         BadInput: `out` holds something else, or cannot be made or written to.
     """
-    if out.is_dir():
-        others = {path.name for path in out.iterdir() if not fnmatch(path.name, ".*.partial")} - set(files)
-        fault = "holds other files" if others else ""
-    else:
-        fault = "is not a folder" if out.exists() else ""
-    if fault:
-        raise BadInput(f"--out {out} already exists and {fault}; nothing was written. Give another folder.")
-    check_writable(out)
-    if out.is_dir() and not os.access(out, os.W_OK):
-        raise BadInput(f"--out {out}: this user may not write to it. Give another folder.")
+    folder = output(out, beside=beside)
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if any(not fnmatch(name, ".*.partial") for name in names - {*files, LOST_AND_FOUND}):
+        raise BadInput(f"--out {out} already exists and holds other files; nothing was written. Give another folder.")
 
 
 def check_outside(role: str, model: str, work: Path) -> None:

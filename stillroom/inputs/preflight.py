@@ -16,13 +16,14 @@ from compress.data.texts import read_texts
 from compress.models.pretrained import open_model
 from compress.runs.data_checks import FurtherTexts, read_further
 from compress.runs.open_task import open_task
-from compress.runs.resumable_stages import Workdir, check_writable
+from compress.runs.resumable_stages import Workdir
 from compress.runs.task_inputs import TaskInputs
 from export.graph.vocabulary_trimming import always_kept, check_padding, trimming_to
 from export.packing.variants import Split, check_promises
 from export.packing.writer import refuse_foreign
 from export.settings import VariantSettings, read_promise
 from serve.errors import BadInput
+from serve.files import output, path_beside
 from serve.options import rule_faults
 from serve.text.tokenizer import load_tokenizer
 from stillroom.console import show
@@ -99,7 +100,7 @@ def _texts_of(recipe: Recipe) -> list[str]:
 
 def work_of(out: Path) -> Path:
     """The working folder of a run with this `out`."""
-    return out.with_name(f"{out.name}.work")
+    return path_beside(out, ".work")
 
 
 def prepare(recipe: Recipe, *, auto: bool = False) -> RunInputs:
@@ -117,8 +118,7 @@ def prepare(recipe: Recipe, *, auto: bool = False) -> RunInputs:
             raise BadInput(" ".join(faults))
 
     def check_out() -> None:
-        refuse_foreign(out)
-        check_writable(out)
+        refuse_foreign(output(recipe.out))
 
     checks: list[Callable[[], object]] = [
         check_rules,

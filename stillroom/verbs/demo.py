@@ -10,6 +10,7 @@ from typing import Any
 
 from compress.settings import Output
 from serve.errors import BadInput
+from serve.files import output, path_beside
 from serve.options import again, make
 from stillroom.console import say
 from stillroom.inputs.recipe import Recipe
@@ -50,9 +51,9 @@ def demo(**settings: Any) -> Document:
     from stillroom.inputs.sample_texts.messages import write_support_messages
     from stillroom.verbs.run import pipeline
 
-    out = Path(make(Demo, settings, verb="demo").out)
+    out = output(make(Demo, settings, verb="demo").out)
     teacher = teacher_folder()
-    data = out.with_name(f"{out.name}.data")
+    data = path_beside(out, ".data")
     write_support_messages(data, unlabelled=UNLABELLED)  # the same bytes each time
     return pipeline.run(
         Recipe(

@@ -3,7 +3,7 @@
 No labels are needed. docs/reference/methods.md describes the methods.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from stillroom.console import result, say, show
 from stillroom.verb import Document, Verb, ourselves
 
 
-def distill(teacher: str, corpus: Sequence[Path | str], out: Path | str, **settings: Any) -> Path:
+def distill(teacher: str, corpus: Iterable[Path | str] | Path | str, out: Path | str, **settings: Any) -> Path:
     """Distil a task-agnostic student on plain text, and write it as a checkpoint that `AutoModel` opens.
 
     Settings are the fields of `compress.settings.Distillation`: student, method, epochs, and so on. A killed call resumes
@@ -25,9 +25,7 @@ def distill(teacher: str, corpus: Sequence[Path | str], out: Path | str, **setti
     from compress.runs.distill import distill_student
 
     return distill_student(
-        make(
-            Distillation, settings | {"teacher": teacher, "corpus": corpus and list(corpus), "out": out}, verb="distill"
-        ),
+        make(Distillation, settings | {"teacher": teacher, "corpus": corpus, "out": out}, verb="distill"),
         show,
     )
 

@@ -5,7 +5,7 @@ the file with --teacher-labels (docs/labelling.md). Give the same command again 
 texts that have no answer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from stillroom.console import result, say, show
 from stillroom.verb import Document, Verb, ourselves
 
 
-def label(input: Sequence[Path | str], out: Path | str, **settings: Any) -> dict[str, Any]:
+def label(input: Iterable[Path | str] | Path | str, out: Path | str, **settings: Any) -> dict[str, Any]:
     """Write a teacher's answers to the texts of files to `out`, for `finetune(..., teacher_labels=[out])`.
 
     One of `checkpoint` (a fine-tuned model of transformers), `command` and `url` answers. Settings are the fields of
@@ -27,7 +27,7 @@ def label(input: Sequence[Path | str], out: Path | str, **settings: Any) -> dict
     """
     from compress.labelling.label import label as label_texts
 
-    return label_texts(make(Labelling, settings | {"input": input and list(input), "out": out}, verb="label"), show)
+    return label_texts(make(Labelling, settings | {"input": input, "out": out}, verb="label"), show)
 
 
 def show_labelled(document: Document) -> None:

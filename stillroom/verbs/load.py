@@ -128,7 +128,7 @@ def _checked(url: str, asked: Loading, headers: dict[str, str], queries: int) ->
     if unclear := [repr(header) for header in asked.headers if ":" not in header]:
         faults.messages.append(f'--header {", ".join(unclear)} has no colon; give each as "Name: value".')
     if asked.out:
-        faults.check(partial(check_out_folder, Path(asked.out), FILES))
+        faults.check(partial(check_out_folder, asked.out, FILES))
     faults.check(partial(check_headers, headers))
     faults.check(partial(target_of, url))
     texts = faults.check(partial(read_texts, Path(asked.data), columns_of(asked))) or []

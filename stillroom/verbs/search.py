@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from compress.runs.resumable_stages import Workdir
 from compress.settings import WHERE_DATA_IS, FineTunedTeacher, Output, Seed, TaskData, TaskSettings
+from serve.files import path_beside
 from serve.options import again, make, options_of, setting
 from stillroom.console import result, say, show, table
 from stillroom.inputs.folders import check_out_folder
@@ -81,9 +82,9 @@ def search(**settings: Any) -> dict[str, Any]:
     given = make(Searching, settings, verb="search")
     machine = machine_facts()
     out = Path(given.out)
-    work = Workdir(out.with_name(f"{out.name}.work"))
+    work = Workdir(path_beside(out, ".work"))
     checks = (
-        partial(check_out_folder, out, FILES),
+        partial(check_out_folder, out, FILES, beside=True),
         work.refuse_foreign,
         partial(check_outside, "--teacher", given.teacher, work.root),
     )
@@ -109,7 +110,13 @@ def _command(given: Searching, student: str, teacher: Path, out: Path) -> str:
     """The command that trains the chosen student to a bundle, with the settings of the search that are not the usual ones."""
     usual = {each.name: each.default for each in fields(Searching)}
     flags = {option.name: option.flag for option in options_of(Searching)}
-    asked = {"teacher": teacher, "task": given.task, "data": given.data, "student": student, "out": f"{out}.bundle"}
+    asked = {
+        "teacher": teacher,
+        "task": given.task,
+        "data": given.data,
+        "student": student,
+        "out": path_beside(out, ".bundle"),
+    }
     more = {
         flags[name].removeprefix("--"): getattr(given, name)
         for name in (*SHARED, *BUDGET)

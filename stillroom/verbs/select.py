@@ -4,7 +4,7 @@ Takes the nearest neighbours of labelled texts out of a bank, by the sentence ve
 the ones on which a model is least sure. Texts of the data, repetitions and near duplicates are left out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ from stillroom.console import result, say, show
 from stillroom.verb import Document, Verb, ourselves
 
 
-def select(bank: Sequence[Path | str], like: Path | str, out: Path | str, **settings: Any) -> dict[str, Any]:
+def select(
+    bank: Iterable[Path | str] | Path | str, like: Path | str, out: Path | str, **settings: Any
+) -> dict[str, Any]:
     """Write to `out` the texts of the files `bank` that are nearest to the labelled ones under `like`.
 
     Needs `task` and `encoder`; other settings are the fields of `compress.settings.Selecting`. Returns the document that `stillroom
@@ -25,9 +27,7 @@ def select(bank: Sequence[Path | str], like: Path | str, out: Path | str, **sett
     """
     from compress.selecting import select as select_texts
 
-    return select_texts(
-        make(Selecting, settings | {"bank": bank and list(bank), "like": like, "out": out}, verb="select"), show
-    )
+    return select_texts(make(Selecting, settings | {"bank": bank, "like": like, "out": out}, verb="select"), show)
 
 
 def show_selected(document: Document) -> None:

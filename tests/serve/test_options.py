@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -201,6 +201,49 @@ def test_settings_that_need_or_exclude_each_other_are_told() -> None:
         "--ice and --hot are both given. Leave one of them out.",
         "--sugar needs --spoon or --tongs. Give one of them too, or leave --sugar out.",
     ]
+
+
+@dataclass(frozen=True)
+class Places(Settings):
+    """What names places, and what does not."""
+
+    out: str = setting("", help="A folder.", metavar="FOLDER")
+    key: Path | None = setting(None, help="A file.")
+    files: tuple[str, ...] = setting((), help="Files.", metavar="FILE")
+    label: str = setting("", help="A label.", metavar="NAME")
+
+
+@dataclass(frozen=True)
+class NeedsPlace(Settings):
+    """What cannot be left out."""
+
+    place: str = setting(help="A folder.", metavar="FOLDER")
+
+
+def test_the_home_folder_is_expanded_wherever_a_place_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    given = {"out": "~/m", "key": Path("~/k"), "files": ["~/a", "b~"], "label": "~/m"}
+    expanded = ("/home/ada/m", Path("/home/ada/k"), ("/home/ada/a", "b~"), "~/m")
+    for made in (make(Places, given), Places(**given)):
+        assert (made.out, made.key, made.files, made.label) == expanded
+    assert make(Places, {"out": "~"}).out == "/home/ada"
+    assert make(Places, {"out": "s3://~/m"}).out == "s3://~/m"
+
+
+@pytest.mark.parametrize("given", ["a.txt", Path("a.txt"), ("a.txt",), {"a.txt"}, iter(["a.txt"])], ids=repr)
+def test_one_file_in_place_of_a_list_is_a_list_of_it(given: Any) -> None:
+    assert make(Places, {"files": given}).files == ("a.txt",)
+
+
+def test_an_empty_text_is_not_given_where_one_is_needed() -> None:
+    with pytest.raises(BadInput, match="--place is needed"):
+        make(NeedsPlace, {"place": ""})
+
+
+@pytest.mark.parametrize("given", [{"a.txt": 1}, b"a.txt", object()], ids=["a table", "bytes", "an object"])
+def test_what_is_no_list_is_told(given: Any) -> None:
+    with pytest.raises(BadInput, match=r"--files is .*; give a list"):
+        make(Places, {"files": given})
 
 
 def test_lists_have_commas_and_a_word_before_the_last_name() -> None:

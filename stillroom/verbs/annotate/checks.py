@@ -12,6 +12,8 @@ from compress.input_errors import Faults
 from serve.bundle.manifest import Manifest
 from serve.bundle.remote_files import is_url, shown
 from serve.bundle.runtimes import choose
+from serve.errors import BadInput
+from serve.files import FILE_ENDINGS, JSON_LINES, output
 from serve.tasks import open_bundle, task_of
 from serve.text.answers import AnswerOptions
 from serve.wording import one_of
@@ -167,8 +169,12 @@ def _file_faults(settings: Annotation) -> Iterator[str]:
     given, out = Path(settings.input), Path(settings.output)
     if STDIN not in (given, out) and given.exists() and out.exists() and given.samefile(out):
         yield f"--output {out} is the input file; give another file"
-    if out != STDIN and not out.absolute().parent.is_dir():
-        yield f"--output {out}: there is no folder {out.absolute().parent}; make it first"
+    if out != STDIN and (out.is_file() or not out.exists()):  # a device and a pipe take lines of any name
+        others = {out.suffix.lower()} - FILE_ENDINGS
+        try:
+            output(out, "--output", endings=(*JSON_LINES, *SUFFIXES, *others))
+        except BadInput as fault:
+            yield fault.message
 
 
 def _folder_faults(settings: Annotation) -> Iterator[str]:

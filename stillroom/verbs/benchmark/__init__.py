@@ -16,6 +16,7 @@ import click
 
 from compress.input_errors import Faults
 from compress.settings import HubModel, Output, TaskSettings, TrainingMachine
+from serve.files import path_beside
 from serve.options import again, make, setting
 from serve.wording import counted
 from stillroom.console import result, say, table
@@ -70,7 +71,7 @@ def benchmark(model: str, suite: str, data: Path | str, out: Path | str, **setti
     given = make(Benchmarking, settings | {"suite": suite, "data": data, "out": out}, verb="benchmark")
     machine = machine_facts()
     folder = Path(given.out)
-    work = Workdir(folder.with_name(f"{folder.name}.work"))
+    work = Workdir(path_beside(folder, ".work"))
     opened, tasks, left = _checked(model, given, work)
     found: list[dict[str, Any]] = []
     seeds = given.seeds or SEEDS[given.grid]
@@ -116,7 +117,7 @@ def _checked(model: str, given: Benchmarking, work: "Workdir") -> "tuple[Opened,
     from stillroom.verbs.benchmark.suites import tasks_of
 
     faults = Faults()
-    faults.check(partial(check_out_folder, Path(given.out), FILES))
+    faults.check(partial(check_out_folder, given.out, FILES, beside=True))
     faults.check(work.refuse_foreign)
     faults.check(partial(check_outside, "MODEL", model, work.root))
     faults.check(lambda: on_this_machine(TaskSettings(task="text-classification", data="", device=given.device)))

@@ -3,6 +3,7 @@
 The score comes with a bootstrap interval.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -81,7 +82,7 @@ def evaluate(model: str, data: Path | str, **settings: Any) -> dict[str, Any]:
     )
 
     given = make(Evaluation, settings | {"data": data}, verb="evaluate")
-    folder = str(local_bundle(model)) if is_url(model) else model
+    folder = str(local_bundle(model)) if is_url(model) else os.path.expanduser(model)
     if generates(folder, given):
         return generation_document(folder, given)
     refuse_for_others(model, given)

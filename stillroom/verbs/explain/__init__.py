@@ -70,7 +70,7 @@ def explain(teacher: str, student: str, data: Path | str, out: Path | str, **set
     from stillroom.verbs.explain.inputs import open_inputs
 
     given = make(Explaining, settings | {"data": data, "out": out}, verb="explain")
-    check_out_folder(Path(given.out), FILES)
+    check_out_folder(given.out, FILES)
     inputs = open_inputs(teacher, student, given)
     for note in inputs.notes:
         say(f"warning: {note}")

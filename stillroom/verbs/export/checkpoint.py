@@ -41,8 +41,9 @@ from latency.measure.machine import machine_facts
 from latency.measure.result_document import ProfileDocument
 from latency.profile import Plan, time_grid
 from serve.bundle.cpu import available_cores
+from serve.bundle.manifest import MANIFEST
 from serve.errors import BadInput
-from serve.files import replacing
+from serve.files import output, path_beside, replacing, vacant
 from serve.options import rule_faults
 from serve.text.entity_markers import knows_markers
 from serve.text.labels import OUTSIDE
@@ -125,11 +126,11 @@ def export_checkpoint(
     out = Path(os.path.abspath(out))
     given = _checked(checkpoint, out, settings)
     threads = settings.threads or available_cores()
-    with Workdir(out.with_name(f"{out.name}.export-work")).scratch() as folder:
+    with Workdir(path_beside(out, ".export-work")).scratch() as folder:
         _refuse_taken(out)  # again, since another export may have ended meanwhile
         clear_leftovers(out)
         for ending in ("html", "json"):  # left by an earlier call that missed a gate
-            out.with_name(f"{out.name}.report.{ending}").unlink(missing_ok=True)
+            path_beside(out, f".report.{ending}").unlink(missing_ok=True)
         trimmed = _copy(folder / "checkpoint", given)
         texts = _encoded(given, load_tokenizer(folder / "checkpoint", given.max_length))
         for warning in texts.warnings:
@@ -162,9 +163,9 @@ def export_checkpoint(
 
         if model_report.missed:
             for name, content in report_files(report_of(None)).items():
-                with replacing(out.with_name(f"{out.name}.{name}")) as unfinished:
+                with replacing(path_beside(out, f".{name}")) as unfinished:
                     unfinished.write_bytes(content)
-            page = page_or(out.with_name(f"{out.name}.report.html"), f"{out.name}.report.json")
+            page = page_or(path_beside(out, ".report.html"), f"{out.name}.report.json")
             raise model_report.refusal(page)
         if texts.test:
             model_report = replace(model_report, test=scores_on_test(variants, texts.test, threads)[0])
@@ -269,8 +270,8 @@ def _unlabelled(settings: Exporting) -> list[str]:
 
 
 def _refuse_taken(out: Path) -> None:
-    refuse_foreign(out)
-    if out.is_dir() and any(out.iterdir()):
+    refuse_foreign(output(out))
+    if not vacant(out, MANIFEST):
         raise BadInput(
             f"--out {out} is a bundle already; nothing in it was touched. Remove it, or give another folder."
         )

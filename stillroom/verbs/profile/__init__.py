@@ -89,7 +89,7 @@ class Profiling(RowColumns):
     }
 
 
-def profile(models: Sequence[Path | str], **settings: Any) -> dict[str, Any]:
+def profile(models: Sequence[Path | str] | Path | str, **settings: Any) -> dict[str, Any]:
     """Time bundles (folders or URLs), checkpoints and ONNX files side by side on real text, with their metric and what they cost.
 
     The others are compared with the first. Settings are the fields of `Profiling`: data, device, seconds, budget_ms, and so on.
@@ -105,11 +105,12 @@ def _from_command_line(models: tuple[Path | str, ...], **settings: Any) -> Docum
     return _profile(models, " ".join(["stillroom", *map(shlex.quote, sys.argv[1:])]), settings)
 
 
-def _profile(models: Sequence[Path | str], command: str, settings: dict[str, Any]) -> Document:
+def _profile(models: Sequence[Path | str] | Path | str, command: str, settings: dict[str, Any]) -> Document:
     from stillroom.verbs.profile.papers_table import profile_paper
     from stillroom.verbs.profile.run import profile_models
 
     chosen = make(Profiling, settings, verb="profile")
+    models = [models] if isinstance(models, str | Path) else list(models)
     if not chosen.paper:
         return dict(profile_models([*map(local_bundle, models)], chosen, command))
     if models or chosen.against:

@@ -78,7 +78,7 @@ def profile_paper(settings: Profiling, command: str = "") -> ProfileDocument:
     """
     machine = machine_facts()
     if settings.out:
-        check_out_folder(Path(settings.out), FILES)
+        check_out_folder(settings.out, FILES)
     settings = for_the_paper(settings)
     with tempfile.TemporaryDirectory(prefix="stillroom-") as folder:
         say("paper: making 12x768, 6x768, 6x384, 4x576 and 3x384 with random weights")

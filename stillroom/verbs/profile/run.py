@@ -23,6 +23,7 @@ from latency.scenarios import sweep
 from serve.bundle.cpu import available_cores
 from serve.bundle.runtimes import Device
 from serve.errors import BadInput
+from serve.files import path_beside
 from serve.text.tokenizer import load_tokenizer
 from stillroom.console import bar, say
 from stillroom.inputs.folders import check_out_folder
@@ -85,7 +86,7 @@ def profile_models(models: Sequence[Path], settings: Profiling, command: str = "
         raise BadInput("No model was given to profile. Give bundles, checkpoint folders or .onnx files, or --paper.")
     faults = Faults()
     if settings.out:
-        faults.check(partial(check_out_folder, Path(settings.out), FILES))
+        faults.check(partial(check_out_folder, settings.out, FILES, beside=True))
     for model in models:
         faults.check(partial(check_model, model))
     if settings.data and not Path(settings.data).exists():
@@ -95,7 +96,7 @@ def profile_models(models: Sequence[Path], settings: Profiling, command: str = "
     tasks = {task for model in (*models, *earlier) if (task := task_of(model))}
     with ExitStack() as stack:
         if settings.out:  # graphs that are exported stay there for later calls
-            place = Path(settings.out).with_name(f"{Path(settings.out).name}.work")
+            place = path_beside(settings.out, ".work")
         else:
             place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stillroom-")))
         given = given_texts(settings.data, tasks.pop() if len(tasks) == 1 else None, columns_of(settings)).drawn(

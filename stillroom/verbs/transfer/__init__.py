@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from compress.settings import FineTunedTeacher, Output, TaskSettings
+from serve.files import path_beside
 from serve.options import again, make, setting
 from stillroom.console import result, say, table
 from stillroom.report.pages import write_document
@@ -80,7 +81,7 @@ def transfer(**settings: Any) -> dict[str, Any]:
     given = make(Transferring, settings, verb="transfer")
     machine = machine_facts()
     out = Path(given.out)
-    work = Workdir(out.with_name(f"{out.name}.work"))
+    work = Workdir(path_beside(out, ".work"))
     tasks = open_tasks(given, out, work)
     for warning in dict.fromkeys(tasks.warnings):
         say(f"warning: {warning}")

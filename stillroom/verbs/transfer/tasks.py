@@ -1,5 +1,6 @@
 """The tasks of a transfer: named on the command line, opened and checked. Nothing here trains or writes."""
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -85,7 +86,7 @@ def named_task(given: str, flag: str) -> Named:
         raise BadInput(
             f"{flag} {given}: {name!r} cannot be a name. Put one of letters, digits, - and _ before it, as in NAME={task}:{data}."
         )
-    return Named(name, task, data)
+    return Named(name, task, os.path.expanduser(data))
 
 
 def open_tasks(given: Transferring, out: Path, work: Workdir) -> Tasks:
@@ -95,7 +96,7 @@ def open_tasks(given: Transferring, out: Path, work: Workdir) -> Tasks:
         BadInput: one message with everything that is wrong with them, the teacher, the student or `out`.
     """
     faults = Faults()
-    faults.check(partial(check_out_folder, out, FILES))
+    faults.check(partial(check_out_folder, out, FILES, beside=True))
     faults.check(work.refuse_foreign)
     faults.check(partial(check_outside, "--teacher", given.teacher, work.root))
     teacher = faults.check(lambda: open_model(given.teacher, revision=given.revision))

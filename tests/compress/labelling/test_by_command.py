@@ -1,14 +1,19 @@
 """`label --with-command`: a command that answers, in any order, that dies, hangs, or prints what is no answer."""
 
 import json
+import os
 import shlex
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from patience import PATIENCE_S
+from processes import started
 from small_task import examples, write_rows
 
 import stillroom as face
@@ -161,3 +166,27 @@ def test_missing_commands_and_settings_are_refused(tmp_path: Path) -> None:
         face.label([texts], tmp_path / "out.jsonl", command="true")
     with pytest.raises(BadInput, match="Give one of --with, --with-command and --with-url"):
         face.label([texts], tmp_path / "out.jsonl", command="true", url="http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL], ids=lambda each: each.name
+)
+def test_a_command_ends_with_its_caller_and_with_what_it_has_started(tmp_path: Path, number: signal.Signals) -> None:
+    """Though it reads no input any more, and prints nothing."""
+    (tmp_path / "slow.sh").write_text("sleep 3600 &\nsleep 3600\n")
+    given = {"task": "text-classification", "command": f"sh {tmp_path / 'slow.sh'}", "timeout_s": 3600}
+    texts = write_rows(tmp_path / "texts.jsonl", examples(3, seed=3))
+    program = f"import stillroom; stillroom.label([{str(texts)!r}], {str(tmp_path / 'out.jsonl')!r}, **{given!r})"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with started([sys.executable, "-c", program], env=environment, stderr=subprocess.DEVNULL) as caller:
+        deadline_s = time.monotonic() + PATIENCE_S
+        children: list[psutil.Process] = []
+        while sum(child.name() == "sleep" for child in children) < 2 and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+            children = psutil.Process(caller.pid).children(recursive=True)
+        assert len(children) >= 4, "the command, what it has started, and what watches them"
+        caller.send_signal(number)  # to it alone
+        left = psutil.wait_procs(children, timeout=PATIENCE_S)[1]
+        for child in left:
+            child.kill()
+        assert not left

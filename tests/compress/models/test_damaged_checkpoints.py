@@ -1,6 +1,7 @@
 """A damaged checkpoint is a fault of what was given: one message names the file and says what to do."""
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -380,3 +381,12 @@ def test_a_vocabulary_file_alone_gives_the_same_scores(whole: Path, checkpoint: 
     (checkpoint / "tokenizer.json").unlink()  # its vocabulary is there
     by_file, by_vocabulary = (stillroom.evaluate(str(f), task_data / "test.jsonl") for f in (whole, checkpoint))
     assert by_vocabulary | {"model": ""} == by_file | {"model": ""}
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_file_that_this_user_may_not_read_is_not_called_damaged(
+    name: str, tiny_teacher: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != name)  # the superuser may read all
+    with pytest.raises(BadInput, match=rf"^--teacher .*: this user may not read its {name}\. Allow it"):
+        open_model(str(tiny_teacher))

@@ -77,6 +77,7 @@ def test_settings_of_one_stage_take_the_place_of_its_own() -> None:
         ("xtremedistil@layers=4,hidden=24,heads=4,ffn=48", {}, "take assistants"),
         ("minilm", {"minilmv2": {"tokens": 5}}, r"\[stages.minilmv2\]: the stages of --method minilm are minilm\."),
         ("minilm", {"minilm": {"rate": 5}}, "rate: the settings of a stage are"),
+        ("minilm", {"minilm": {"learning_rate": float("nan")}}, "learning_rate is nan"),
         ("minilm", {"minilm": {"tokens": -1}}, "tokens is -1"),
         ("minilm", {"minilm": {"batch": 2.5}}, "batch is 2.5"),
         ("soft-labels", {"soft-labels": {"batch": 8}}, "no stage before the training on the task"),

@@ -1,4 +1,5 @@
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,15 @@ import pytest
 import torch
 import transformers
 from onnx import TensorProto, helper
+from patience import PATIENCE_S
+from processes import started
 from safetensors.torch import save_file
 from torch.utils.flop_counter import FlopCounterMode
 
 from compress.models.families import FAMILIES
 from latency.analysis import roofline
 from latency.analysis.roofline import KINDS, flops_per_text, measured_peaks, parameters, weights_read_bytes
+from latency.measure.interleave import timing_environment
 from serve.errors import BadInput, InternalError
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 112}
@@ -179,3 +183,11 @@ def test_there_is_no_bandwidth_without_the_memory_for_it(monkeypatch: pytest.Mon
 def test_the_peaks_with_every_runtime() -> None:
     kinds = {f"{kind}_gflop_per_s" for kind in ("fp32", "bf16", "int8")}
     assert measured_peaks(1, seconds=1.0).keys() >= {"threads"} | kinds
+
+
+def test_the_process_that_measures_peaks_ends_with_its_parent() -> None:
+    command = [sys.executable, "-P", "-m", "latency.analysis.roofline", "1", "3600"]
+    with started(command, stdin=subprocess.PIPE, env=timing_environment()) as process:
+        assert process.stdin
+        process.stdin.close()  # as by the end of its parent
+        process.wait(PATIENCE_S)

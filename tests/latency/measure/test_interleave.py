@@ -1,3 +1,4 @@
+import json
 import math
 import os
 import signal
@@ -16,7 +17,7 @@ from processes import started
 
 from latency.candidates.candidate import Candidate
 from latency.measure import interleave
-from latency.measure.interleave import StoppingRule, Worker, measure, start_workers
+from latency.measure.interleave import StoppingRule, Worker, measure, start_workers, timing_environment
 from latency.measure.worker import timed_calls
 from latency.measure.workloads import Workload
 from serve.bundle.cpu import Cores, one_cpu_a_core, read_cores
@@ -254,6 +255,28 @@ def test_a_worker_ends_by_itself_when_its_parent_is_killed(tiny_onnx: Path) -> N
     while _alive(worker_pid) and time.monotonic() < deadline_s:
         time.sleep(0.05)
     assert not _alive(worker_pid)
+
+
+def test_a_worker_ends_with_its_parent_also_in_the_middle_of_its_work(tiny_onnx: Path) -> None:
+    candidate = Candidate("c", "onnxruntime", "fp32", tiny_onnx, 1)
+    load = {
+        "command": "load",
+        "candidate": candidate.as_dict(),
+        "work": {"w": [[1, 2, 3]]},
+        "texts": [],
+        "spawned_s": 0.0,
+    }
+    run = {"command": "run", "work": "w", "seconds": 3600, "least": 1, "most": 10**9}
+    command = [sys.executable, "-P", "-m", "latency.measure.worker"]
+    how = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": timing_environment()}
+    with started(command, **how) as worker:
+        assert worker.stdin
+        assert worker.stdout
+        worker.stdin.write(f"{json.dumps(load)}\n{json.dumps(run)}\n")
+        worker.stdin.flush()
+        assert "error" not in worker.stdout.readline()
+        worker.stdin.close()  # as by the end of its parent
+        worker.wait(PATIENCE_S)
 
 
 def _alive(pid: int) -> bool:

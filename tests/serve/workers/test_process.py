@@ -17,6 +17,7 @@ import uvloop
 from coroutines import asynchronous
 from lookup_bundles import write_manifest
 from patience import PATIENCE_S
+from processes import started
 from repository import ROOT
 
 from serve.errors import InternalError, Unavailable
@@ -323,3 +324,18 @@ def test_a_process_that_dies_idle_is_known_at_once(
 
     with asyncio.Runner(loop_factory=make_loop) as runner:
         runner.run(scenario())
+
+
+def test_a_worker_process_ends_soon_after_its_input_whatever_it_does() -> None:
+    program = (
+        "import sys, threading, time; from serve.workers.worker import BatchReader\n"
+        "threading.Thread(target=BatchReader().read, args=(sys.stdin.buffer,), daemon=True).start()\n"
+        "print('busy', flush=True); time.sleep(3600)\n"
+    )
+    how = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
+    with started([sys.executable, "-c", program], **how) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stdout.readline() == b"busy\n"
+        process.stdin.close()
+        process.wait(PATIENCE_S)

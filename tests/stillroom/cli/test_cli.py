@@ -1,7 +1,9 @@
 """Bad input: one message, exit code 2, nothing half-written. Each is tried through the command line's own door."""
 
+import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -193,6 +195,10 @@ def test_texts_of_test_are_left_out_of_what_the_student_sees(given: Arguments, t
         pytest.param("teacher-epochs = 0", "--teacher-epochs is 0", id="the spelling of a flag"),
         pytest.param("techer = 'x'\nbatch = 0", "--batch is 0", id="all at once"),
         pytest.param("precision = 'int4'", "'int4'; give one of auto, fp32, bf16, fp16", id="an unknown choice"),
+        pytest.param("stages = 'minilmv2'", "stages is 'minilmv2'; give a table", id="a text for a table"),
+        pytest.param("stages = 0", "stages is 0; give a table", id="a number for a table"),
+        pytest.param("corpus = {a = 1}", "--corpus is {'a': 1}; give a list", id="a table for a list"),
+        pytest.param("seed = 1979-05-27", "--seed is datetime.date(1979, 5, 27)", id="a date"),
     ],
 )
 def test_a_recipe_that_cannot_be_read_is_refused(tmp_path: Path, toml: str, message: str) -> None:
@@ -327,6 +333,79 @@ def test_failures_of_the_machine_or_of_a_library_are_no_fault_of_this_program(
     assert guarded(fails) == 2
     said = " ".join(capfd.readouterr().err.split())
     assert all(word in said for word in words), said
+
+
+OF_A_TASK = "--task text-classification --data none"
+WITH_RESULTS = {
+    "run": f"--teacher TEACHER --student 3x384 {OF_A_TASK}",
+    "distill": "--teacher TEACHER --corpus none.txt",
+    "finetune": f"--model TEACHER {OF_A_TASK}",
+    "label": "--with-command true --task text-classification --input none.txt",
+    "select": "--bank none.txt --like none --task text-classification --encoder TEACHER",
+    "compare": f"--teacher TEACHER --method labels {OF_A_TASK}",
+    "transfer": "--teacher TEACHER --source a=text-classification:none --target b=text-classification:none",
+    "search": f"--teacher TEACHER --budget-ms 5 {OF_A_TASK}",
+    "export": "TEACHER",
+    "benchmark": "TEACHER --suite glue --data none",
+    "profile": "TEACHER",
+    "load": "http://127.0.0.1:1 --data none.txt --rate 1",
+    "explain": "TEACHER TEACHER --data none.txt",
+    "demo": "",
+}
+
+
+@pytest.mark.parametrize("place", ["/proc/none", "a.csv", "link", "~/a.zip"])
+@pytest.mark.parametrize("verb", WITH_RESULTS)
+def test_every_verb_checks_the_place_of_its_results_before_it_begins(
+    verb: str, place: str, tiny_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "link").symlink_to("gone")
+    before = sorted(tmp_path.rglob("*"))
+    arguments = WITH_RESULTS[verb].replace("TEACHER", str(tiny_teacher)).split()
+    ended = command(verb, *arguments, f"--out={place}")
+    assert ended.code == 2
+    assert re.search(rf"--out [^~ ]*{Path(place).name} ", ended.said), ended.said
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+REFUSALS = ("EACCES", "EPERM", "EROFS", "EISDIR", "ENOTDIR", "ELOOP", "ENAMETOOLONG", "EBUSY", "EIO")
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_path_that_the_system_refuses_is_no_fault_of_this_program(
+    name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    number = getattr(errno, name)
+
+    def opened() -> None:
+        raise OSError(number, os.strerror(number), "/data/test.jsonl")
+
+    assert guarded(opened) == 2
+    said = " ".join(capfd.readouterr().err.split())
+    assert (
+        f"stillroom: /data/test.jsonl cannot be used: {os.strerror(number)}. Allow this user to use it, or give" in said
+    )
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "iso-8859-1", "utf-8"])
+def test_letters_that_the_output_lacks_are_escaped(encoding: str) -> None:
+    word = "\u0432\u043e\u0437\u0432\u0440\u0430\u0442 \u00e9\U0001f600"
+    program = (
+        "from serve.files import open_closed_streams; open_closed_streams()\n"
+        "from stillroom.console import result\nfrom stillroom.verb import print_json\n"
+        f"print_json([{word!r}]); print(); result({word!r})\n"
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, cwd=ROOT, env=environment, capture_output=True, encoding=encoding
+    )
+    assert done.returncode == 0, done.stderr
+    document, _, line = done.stdout.partition("\n\n")
+    assert json.loads(document) == [word]
+    assert line.strip() == word.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def test_the_package_has_a_function_for_each_verb_and_refuses_other_names() -> None:
