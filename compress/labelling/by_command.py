@@ -5,10 +5,13 @@ asked again for what it had not answered.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import queue
+import re
 import shlex
+import shutil
 import signal
 import subprocess
 import threading
@@ -23,6 +26,10 @@ MOST_FRUITLESS = 2  # starts in a row without an answer, after which the first t
 AHEAD = 64  # texts that the command is given before their answers are there
 SHOWN_CHARACTERS = 200
 CLOSING_S = 5.0  # that a command which closed its output has to end
+DIGESTED_BYTES = 1 << 26  # of a file that the command names
+ID_FIRST = re.compile(r'\s*\{\s*"id"\s*:\s*(\d{1,12})\s*,')  # of a line that is no JSON
+# Programs whose own version says nothing of what they are told to do.
+INTERPRETERS = re.compile(r"(python|pypy|node|perl|ruby|php|java|Rscript|julia|[a-z]?(ba|da)?sh|env)[\d.]*(\.exe)?")
 
 Check = Callable[[Example, dict[str, Any]], str]
 """Why an answer to a text cannot be used; empty if it can."""
@@ -76,12 +83,30 @@ def ask_command(
         fruitless = 0
 
 
+def files_of(command: str) -> dict[str, str]:
+    """The digest of each file that `command` names, by its name: its script, its module, and what that is given to read."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise BadInput(f"--with-command {command!r} cannot be started: {error}.") from error
+    found: dict[str, str] = {}
+    parts = (part for word in words for part in (word, *re.split(r"[\s=:;|&<>()'\"]+", word)))
+    for word in dict.fromkeys(parts):
+        for path in (word, f"{word.replace('.', '/')}.py", (shutil.which(word) or "") if word == words[0] else ""):
+            if os.path.isfile(path) and not INTERPRETERS.fullmatch(os.path.basename(path)):
+                with contextlib.suppress(OSError), open(path, "rb") as file:
+                    digest = hashlib.sha256(file.read(DIGESTED_BYTES)).hexdigest()
+                    found[path] = f"{os.path.getsize(path)} {digest}"
+    return found
+
+
 def _parsed(line: str, asked: Container[int]) -> tuple[int, dict[str, Any]]:
     shown = line.strip()[:SHOWN_CHARACTERS]
     try:
         found = json.loads(line)
-    except ValueError:
-        found = None
+    except (ValueError, RecursionError):
+        begun = ID_FIRST.match(line)
+        found = {"id": int(begun[1]), ERROR: f"{shown!r} is not JSON"} if begun else None
     if not isinstance(found, dict) or type(found.get("id")) is not int:
         raise BadInput(
             f"--with-command printed {shown!r}, which is not a JSON object with the `id` of a text. Print one object a line, flush "

@@ -274,7 +274,7 @@ def test_no_more_requests_a_minute_than_asked(tmp_path: Path) -> None:
         (lambda *_: 404, "status 404: no"),
         (lambda *_: 400, "none of the first 8 answers of small can be used: status 400: no"),
         (lambda *_: "It depends.", "none of the first 8 answers of small can be used: the answer is not JSON: 'It depends.'"),
-        (lambda *_: 403, "none of the first 8 answers of small can be used: status 403: no"),
+        (lambda *_: 403, "status 403: no"),
         (lambda *_: 503, "none of the first 8 answers of small can be used: asked 2 times, and the last time: status 503: no"),
     ],
 )  # fmt: skip
