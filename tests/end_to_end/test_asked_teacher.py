@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from interruptions import interrupted_at
-from small_task import CITIES, ITEMS, examples, make_teacher, make_tokenizer, write_rows
+from small_task import CITIES, ITEMS, examples, make_teacher, make_tokenizer, write_rows, write_splits
 
 import stillroom as face
 from compress.evaluation import predictions
@@ -26,6 +26,17 @@ STUDENT: dict[str, Any] = {
 }  # fmt: skip
 
 
+SMALL = {
+    "vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64, "pad_token_id": 0,
+    "max_position_embeddings": 64, "type_vocab_size": 0,
+}  # fmt: skip
+
+
+def on(data: Path, folder: Path) -> dict[str, str]:
+    """Settings of a run on the task's texts, for `folder`/out."""
+    return {"task": "text-classification", "data": str(data), "out": str(folder / "out")}
+
+
 @pytest.fixture(scope="module")
 def deberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small DeBERTa-v2 that knows the classes of the task, and one more."""
@@ -36,8 +47,7 @@ def deberta(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = ("praise", "refund", "spam", "status")
     torch.manual_seed(0)
     config = transformers.DebertaV2Config(
-        vocab_size=300, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64, max_position_embeddings=64,
-        type_vocab_size=0, pad_token_id=0, initializer_range=0.1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        **SMALL, initializer_range=0.1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
         id2label=dict(enumerate(names)), label2id={name: i for i, name in enumerate(names)},
     )  # fmt: skip
     model = transformers.DebertaV2ForSequenceClassification(config)
@@ -115,17 +125,8 @@ def test_a_teacher_with_other_tokens_gives_entities_and_the_checkpoint_is_the_st
     tiny_teacher: Path, body: Path, task_data: Path, tmp_path: Path
 ) -> None:
     task = "token-classification"
-    teacher = face.finetune(
-        tiny_teacher,
-        task,
-        task_data,
-        tmp_path / "teacher",
-        epochs=6,
-        batch=8,
-        learning_rate=3e-3,
-        patience=0,
-        threads=1,
-    )
+    quick: dict[str, Any] = {"epochs": 6, "batch": 8, "learning_rate": 3e-3, "patience": 0, "threads": 1}
+    teacher = face.finetune(tiny_teacher, task, task_data, tmp_path / "teacher", **quick)
     settings = {key: value for key, value in STUDENT.items() if key != "student"} | {
         "teacher": str(teacher), "start": str(body), "task": task, "data": str(task_data), "out": str(tmp_path / "ner"), "gate": 0,
     }  # fmt: skip
@@ -138,98 +139,70 @@ def test_a_teacher_with_other_tokens_gives_entities_and_the_checkpoint_is_the_st
     assert document["int8"] > 0.8
 
 
-def test_with_the_same_tokens_the_teacher_is_opened(tiny_teacher: Path, task_data: Path, tmp_path: Path) -> None:
-    task = "text-classification"
-    teacher = face.finetune(tiny_teacher, task, task_data, tmp_path / "teacher", epochs=0.2, patience=0, threads=1)
-    body = make_teacher(tmp_path / "body", num_hidden_layers=2)
-    given = {
-        "teacher": str(teacher),
-        "start": str(body),
-        "task": task,
-        "data": str(task_data),
-        "out": str(tmp_path / "a"),
-    }
+def test_with_the_same_tokens_the_teacher_is_opened(
+    classifier: Path, shallow_teacher: Path, task_data: Path, tmp_path: Path
+) -> None:
+    given = {"teacher": str(classifier), "start": str(shallow_teacher)} | on(task_data, tmp_path)
     inputs = prepare(resolve({}, given))
     assert inputs.answering is None
-    assert inputs.opened.folder == teacher
+    assert inputs.opened.folder == classifier
 
 
-def test_what_such_a_teacher_cannot_do_is_refused_at_once(
+def test_settings_that_a_teacher_of_answers_alone_cannot_follow_are_refused_at_once(
     deberta: Path, body: Path, task_data: Path, tmp_path: Path
 ) -> None:
     def fault_of(**settings: Any) -> str:
-        given = {
-            "teacher": str(deberta),
-            "task": "text-classification",
-            "data": str(task_data),
-            "out": str(tmp_path / "out"),
-        }
         with pytest.raises(BadInput) as refused:
-            prepare(resolve({}, given | settings))
+            prepare(resolve({}, {"teacher": str(deberta)} | on(task_data, tmp_path) | settings))
         return str(refused.value)
 
-    assert f"can teach by its answers: stillroom run --teacher {deberta} --start ENCODER" in fault_of()
-    told = fault_of(start=str(body), method="minilmv2", folds=2, unlabelled=["nowhere.txt"])
-    assert "my-deberta gives answers alone, because it is of another family or has other tokens than --start" in told
-    assert "--method minilmv2 asks a teacher as it trains" in told
-    assert "--folds needs a teacher that can be fine-tuned here" in told
-    assert "nowhere.txt" in told
-    assert "not supported" not in told
-    assert "has a head for text-classification, and --task is token-classification" in fault_of(
-        start=str(body), task="token-classification"
+    others = write_splits(
+        tmp_path / "others",
+        lambda *given: [row | {"label": f"a {row['label']}"} for row in examples(*given)],
+        (30, 30, 30),
     )
-    data = tmp_path / "others"
-    data.mkdir()
-    for name in ("train", "validation", "test"):
-        rows = [row | {"label": f"a {row['label']}"} for row in examples(30, seed=3)]
-        write_rows(data / f"{name}.jsonl", rows)
-    assert "that lack a praise, a refund, a status of train" in fault_of(start=str(body), data=str(data))
-    assert "--start nobody/nothing" in fault_of(start="nobody/nothing")
-    assert "--new-head needs a teacher that can be fine-tuned here" in fault_of(start=str(body), new_head=True)
-    assert "my-deberta is a local folder; only models of the Hub" in fault_of(start=str(body), revision="main")
-    beside = tmp_path / "beside"
-    beside.mkdir()
-    for seed, name in enumerate(("train", "validation", "test")):
-        rows = examples(60, seed)
-        write_rows(
-            beside / f"{name}.jsonl", [row | {"label": "spam"} if i % 5 == 0 else row for i, row in enumerate(rows)]
-        )
-    told = fault_of(start=str(body), data=str(beside), out_of_scope="spam")
-    assert "--teacher" in told
-    assert "my-deberta was trained with that label" in told
-    bare = tmp_path / "bare"
-    make_tokenizer(bare)
+    beside = write_splits(
+        tmp_path / "beside",
+        lambda *given: [row | {"label": "spam"} if i % 5 == 0 else row for i, row in enumerate(examples(*given))],
+        (60, 60, 60),
+    )
+    start = {"start": str(body)}
+    faults: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
+        ({}, (f"stillroom run --teacher {deberta} --start ENCODER",)),
+        (
+            start | {"method": "minilmv2", "folds": 2, "unlabelled": ["nowhere.txt"]},
+            ("my-deberta gives answers alone", "--method minilmv2 asks", "--folds needs", "nowhere.txt"),
+        ),
+        (start | {"task": "token-classification"}, ("has a head for text-classification",)),
+        (start | {"data": str(others)}, ("a praise, a refund, a status",)),
+        ({"start": "nobody/nothing"}, ("--start nobody/nothing",)),
+        (start | {"new_head": True}, ("--new-head needs",)),
+        (start | {"revision": "main"}, ("only models of the Hub",)),
+        (start | {"data": str(beside), "out_of_scope": "spam"}, ("my-deberta was trained with that label",)),
+        (start | {"teacher": str(headless(tmp_path / "bare"))}, ("has no head for a task", "Fine-tune it first")),
+    )
+    for settings, told in faults:
+        said = fault_of(**settings)
+        assert [part for part in told if part not in said] == [], said
+
+
+def headless(folder: Path) -> Path:
+    """A small DeBERTa-v2 without a head."""
     import transformers
 
-    transformers.DebertaV2Model(
-        transformers.DebertaV2Config(
-            vocab_size=300,
-            hidden_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=4,
-            intermediate_size=64,
-            pad_token_id=0,
-        )
-    ).save_pretrained(bare)
-    assert "has no head for a task" in fault_of(teacher=str(bare), start=str(body))
-    assert "Fine-tune it first with transformers." in fault_of(teacher=str(bare), start=str(body))
+    make_tokenizer(folder)
+    transformers.DebertaV2Model(transformers.DebertaV2Config(**SMALL)).save_pretrained(folder)
+    return folder
 
 
-def test_generated_texts_decide_whether_answers_of_before_are_taken(
+def test_earlier_answers_are_taken_unless_other_texts_are_generated(
     deberta: Path, body: Path, shallow_teacher: Path, task_data: Path, tmp_path: Path
 ) -> None:
-    """Without them the answers are the same for every start."""
-    given = {
-        "teacher": str(deberta),
-        "task": "text-classification",
-        "data": str(task_data),
-        "out": str(tmp_path / "out"),
-    }
-
     def of(start: Path, augment: int) -> str:
-        settings = given | {"start": str(start), "augment": augment}
+        settings = {"teacher": str(deberta), "start": str(start), "augment": augment} | on(task_data, tmp_path)
         return Run(prepare(resolve({}, settings))).fingerprints[ANSWERS]
 
+    # Without generated texts the answers are the same for every start.
     assert of(body, 0) == of(shallow_teacher, 0)
     assert of(body, 1) != of(body, 0)
     assert of(body, 2) != of(body, 1)

@@ -12,7 +12,7 @@ from repository import ROOT
 
 from stillroom.cli.main import Verbs, guarded
 
-VERBS = (["--version"], ["--help"], ["inspect", "BUNDLE"], ["inspect", "BUNDLE", "--json"])
+VERBS = (["--help"], ["inspect", "BUNDLE"], ["inspect", "BUNDLE", "--json"])
 
 
 @pytest.fixture(scope="module")

@@ -22,12 +22,17 @@ def intents(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="package")
-def labels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Says of each intent on its own whether it applies."""
-    folder = tmp_path_factory.mktemp("bundles") / "labels"
-    return write_bundle(folder, intent_table() - 1, task="text-classification", labels=INTENTS, multi_label=True)
+def relations(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_relations_bundle(tmp_path_factory.mktemp("bundles") / "relations")
 
 
 @pytest.fixture(scope="package")
-def relations(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_relations_bundle(tmp_path_factory.mktemp("bundles") / "relations")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Finds cities."""
+    return write_bundle(tmp_path_factory.mktemp("bundles") / "plain", city_table())
+
+
+@pytest.fixture(scope="package")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Finds cities, and takes some milliseconds for a row."""
+    return write_bundle(tmp_path_factory.mktemp("bundles") / "slow", city_table(), layers=60)

@@ -72,11 +72,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     patched.undo()
 
 
-@pytest.fixture(scope="module")
-def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_bundle(tmp_path_factory.mktemp("bundles") / "slow", city_table(), layers=60)
-
-
 def test_the_parts_are_those_of_one_machine_though_an_actor_is_killed(slow: Path, cluster: str, tmp_path: Path) -> None:
     write_inputs(tmp_path / "in")
     (tmp_path / "in" / "many.txt").write_text(("fly to rome please " * 8 + "\n") * 300)
