@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from small_task import examples, write_rows
 import stillroom as face
 from compress.tasks import TEXT_CLASSIFICATION
 from serve.errors import BadInput
+from stillroom.cli.main import app, guarded
 
 # Answers with the label of the frame; what it does besides is put in its place.
 RULES = """
@@ -172,3 +174,137 @@ def test_what_cannot_be_started_and_what_is_not_said_is_refused(tmp_path: Path) 
         face.label([texts], tmp_path / "out.jsonl", command="true")
     with pytest.raises(BadInput, match="Give one of --with, --with-command and --with-url"):
         face.label([texts], tmp_path / "out.jsonl", command="true", url="http://127.0.0.1:1")
+
+
+Lines = list[bytes]
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        lambda lines: lines[1:],
+        lambda lines: lines[:5] + lines[6:],
+        lambda lines: lines[::-1],
+        lambda lines: [line.replace(b"\n", b"\r\n") for line in lines],
+        lambda lines: [b"\xef\xbb\xbf" + lines[0], b"\n", *lines[1:-1], lines[-1].strip()],
+        lambda lines: [lines[0], *lines],
+        lambda lines: [json.dumps({"text": json.loads(lines[0])["text"], "label": None}).encode() + b"\n", *lines[1:]],
+    ],
+)
+def test_a_finished_file_that_was_edited_gets_each_text_once_with_its_own_answer(
+    tmp_path: Path, edited: Callable[[Lines], Lines]
+) -> None:
+    given = command(tmp_path)
+    label(tmp_path, given, count=12)
+    out = tmp_path / "out.jsonl"
+    whole = out.read_bytes()
+    out.write_bytes(b"".join(edited(whole.splitlines(keepends=True))))
+    label(tmp_path, given, count=12)
+    assert out.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (b'{"text"', b'"text"', r"out.jsonl, line 1: is no JSON object with a `text`"),
+        (b'{"text"', b'{"texts"', r"out.jsonl, line 1: is no JSON object with a `text`"),
+        (b'{"text"', b"[" * 100_000, r"out.jsonl, line 1: is no JSON object with a `text`"),
+        (b'{"text":"', b'{"text":"Oh, ', r"holds other answers than these: 1 text that no --input has, the first in line 1"),
+        (b"{", b'{"text":"TEXT","label":"other"}\n{', r"out.jsonl, line 2: answers a text otherwise than a line above"),
+    ],
+)  # fmt: skip
+def test_an_edited_row_that_cannot_be_taken_is_refused_and_the_file_stays(
+    tmp_path: Path, old: bytes, new: bytes, message: str
+) -> None:
+    given = command(tmp_path)
+    _, (row, *_) = label(tmp_path, given, count=12)
+    out = tmp_path / "out.jsonl"
+    out.write_bytes(edited := out.read_bytes().replace(old, new.replace(b"TEXT", row["text"].encode()), 1))
+    with pytest.raises(BadInput, match=message):
+        label(tmp_path, given, count=12)
+    assert out.read_bytes() == edited
+    assert not (tmp_path / "out.jsonl.part").exists()
+
+
+def test_answers_are_kept_when_texts_are_added_to_the_input(tmp_path: Path) -> None:
+    given = command(tmp_path)
+    label(tmp_path, given, count=12)
+    document, rows = label(tmp_path, given, count=15)
+    assert (document["texts_before"], document["texts"]) == (12, 15)
+    assert right(rows)
+
+
+def test_an_unfinished_file_goes_on_by_its_texts_and_not_by_the_numbers_of_earlier_versions(tmp_path: Path) -> None:
+    given = command(tmp_path)
+    label(tmp_path, given, count=12)
+    out, part = tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
+    lineage = json.loads((tmp_path / "out.jsonl.lineage.json").read_text())
+    (tmp_path / "out.jsonl.lineage.json").write_text(json.dumps(lineage | {"texts": "of an earlier version"}))
+    lines = out.read_bytes().splitlines(keepends=True)
+    part.write_bytes(b"".join(b"%d\t%b" % (number, line) for number, line in enumerate(lines[6:])))
+    out.unlink()
+    document, rows = label(tmp_path, given, count=12)
+    assert document["texts_before"] == 6
+    assert right(rows)
+    part.write_bytes(out.read_bytes())
+    out.unlink()
+    with pytest.raises(
+        BadInput, match=r"out.jsonl.part exists, and holds other answers"
+    ):  # it is asked for something else
+        label(tmp_path, given, count=12, label=["refund", "status", "praise"])
+    assert part.exists()
+
+
+@pytest.mark.parametrize(
+    "named", ["{python} {script}", "sh -c '{python} {script}'", "{python} -u tool.py --rules={script}"]
+)
+def test_a_script_that_changed_is_told(tmp_path: Path, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    command(tmp_path)
+    (tmp_path / "tool.py").write_text("import sys\nexec(open(sys.argv[1].partition('=')[2]).read())\n")
+    given = named.format(python=sys.executable, script="rules.py")
+    label(tmp_path, given, count=12)
+    told: list[str] = []
+    monkeypatch.setattr("stillroom.verbs.label.show", lambda event: told.append(event.text))
+    label(tmp_path, given, count=12)
+    assert told == ["12 of 12 texts were answered before, and are not asked about again; if its rules changed, remove "
+                    f"{tmp_path / 'out.jsonl'} to ask anew."]  # fmt: skip
+    command(tmp_path, "answer['note'] = 'new'")
+    for _ in range(2):
+        with pytest.raises(BadInput, match=r"has an answer to every text, given before rules.py changed. Remove it"):
+            label(tmp_path, given, count=12)
+    told.clear()
+    _, rows = label(tmp_path, given, count=15)
+    assert told[0] == "warning: 12 of 15 texts were answered before rules.py changed; these answers stay."
+    assert [row.get("note") for row in rows] == [None] * 12 + ["new"] * 3
+
+
+def test_a_line_nested_too_deeply_costs_its_text(tmp_path: Path) -> None:
+    deep = """if row["id"] in (2, 3):
+    print('{"id": %d, "label": %s%s}' % (row["id"], "[" * 100_000, "]" * 100_000 * (row["id"] - 2)), flush=True)
+    continue"""
+    document, rows = label(tmp_path, command(tmp_path, deep))
+    assert document["unanswered"] == 2
+    assert [row["text"] for row in rows if "error" in row] == [row["text"] for row in rows[2:4]]
+
+
+@pytest.mark.parametrize(
+    ("limit", "code"), [([], 3), (["--max-unanswered", "0.25"], 0), (["--max-unanswered", "0"], 3)]
+)
+def test_texts_without_an_answer_show_in_the_exit_code(
+    tmp_path: Path, limit: list[str], code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    texts = write_rows(tmp_path / "texts.jsonl", examples(20, seed=3))
+    given = command(tmp_path, 'if row["id"] < 5: answer["label"] = "nonsense"')
+    names = [part for name in ("praise", "refund", "status") for part in ("--label", name)]
+    arguments = [
+        "label", "--with-command", given, "--task", "text-classification", *names, "--input", str(texts),
+        "--out", str(tmp_path / "out.jsonl"), "--json", *limit,
+    ]  # fmt: skip
+    assert guarded(lambda: app(arguments)) == code
+    printed = capfd.readouterr()
+    assert json.loads(printed.out)["unanswered"] == 5
+    assert (
+        "5 of 20 texts have no answer, more than the share of --max-unanswered" in " ".join(printed.err.split())
+    ) == (code == 3)
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 20

@@ -37,7 +37,8 @@ def label_of(text: str) -> str:
 class Endpoint:
     """A small endpoint of chat completions; `behave(endpoint, text, times)` gives what is said of a text that was asked so often before.
 
-    It is a string (what the model says), or a number (the status), a (status, headers) pair, or bytes (the whole body).
+    It is a string (what the model says), or a number (the status), a (status, headers) pair, or bytes (the whole body); or a list of
+    bytes, which are written with a pause before each.
     """
 
     def __init__(self, behave: Behave) -> None:
@@ -45,6 +46,7 @@ class Endpoint:
         self.asked: Counter[str] = Counter()
         self.messages: list[list[dict[str, str]]] = []
         self.headers: list[str | None] = []
+        self.temperatures: dict[str, float | None] = {}
         self.times: list[float] = []
         self.at_once = self.most_at_once = 0
         self.lock = threading.Lock()
@@ -57,6 +59,7 @@ class Endpoint:
             times = self.asked[text]
             self.asked[text] += 1
             self.messages.append(body["messages"])
+            self.temperatures[text] = body.get("temperature")
             self.headers.append(handler.headers.get("authorization"))
             self.times.append(time.monotonic())
             self.at_once += 1
@@ -67,12 +70,18 @@ class Endpoint:
             with self.lock:
                 self.at_once -= 1
         status, headers, content = 200, {}, b""
+        if isinstance(found, list):
+            for piece in found:
+                time.sleep(0.05)
+                handler.wfile.write(piece)
+            return
         if isinstance(found, bytes):
             content = found
         elif isinstance(found, int):
             status, content = found, b"no"
         elif isinstance(found, tuple):
-            status, headers = found
+            status, headers, *rest = found
+            content = json.dumps(rest[0]).encode() if rest else b""
         else:
             usage = {"prompt_tokens": 10, "completion_tokens": 2}
             content = json.dumps({"choices": [{"message": {"content": found}}], "usage": usage}).encode()
@@ -333,3 +342,129 @@ def test_killed_three_times_no_row_is_lost_or_doubled_and_no_answer_is_asked_for
     again = sum(times - 1 for text, times in endpoint.asked.items())
     own = sum(int(text.rsplit(" ", 1)[1]) % 10 < 7 or int(text.rsplit(" ", 1)[1]) % 100 == 8 for text in endpoint.asked)
     assert own <= again <= own + 3 * 8 + count // 5
+
+
+def refused(status: int, **error: Any) -> tuple[int, dict[str, str], Any]:
+    return status, {}, {"error": {"message": "It cannot be done.", "type": "x", **error}}
+
+
+def test_a_model_that_takes_its_own_temperature_alone_is_asked_without_one(tmp_path: Path) -> None:
+    def own(endpoint: Endpoint, text: str, times: int) -> Any:
+        if endpoint.temperatures[text] is not None:
+            return refused(400, param="temperature", code="unsupported_value")
+        return good(endpoint, text, times)
+
+    with serving(own) as endpoint:
+        document = label(endpoint, tmp_path, concurrency=2)
+    assert right(rows(tmp_path))
+    assert document["requests"] <= 40 + 2  # those that were under way
+
+    def echoes(endpoint: Endpoint, text: str, times: int) -> Any:
+        return (
+            refused(400, message=f"{text}: the temperature is hot")
+            if text.endswith("03")
+            else good(endpoint, text, times)
+        )
+
+    with serving(echoes) as endpoint:
+        document = label(endpoint, tmp_path / "echoes")
+    assert document["unanswered"] == 1
+    assert [text for text, given in endpoint.temperatures.items() if given != 0] == [examples(4, seed=3)[3]["text"]]
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        401,
+        402,
+        403,
+        refused(429, type="insufficient_quota", code="insufficient_quota"),
+        refused(429, code="insufficient_quota"),
+        refused(400, code="billing_not_active"),
+        refused(503, type="exceeded_current_quota_error"),
+    ],
+)
+def test_an_account_that_is_refused_ends_the_call_at_once_and_every_answer_is_kept(
+    tmp_path: Path, refusal: Any
+) -> None:
+    answered: list[str] = []
+
+    def used_up(endpoint: Endpoint, text: str, times: int) -> Any:
+        if endpoint.asked.total() > 60:
+            return refusal
+        time.sleep(0.3 if endpoint.asked.total() > 40 else 0)  # so that these are under way when the first is refused
+        answered.append(text)
+        return good(endpoint, text, times)
+
+    with serving(used_up) as endpoint, pytest.raises(BadInput, match=r"status 4|status 503") as told:
+        label(endpoint, tmp_path, count=200, concurrency=32)
+    assert "What was answered is kept: give the same command again" in str(told.value)
+    assert endpoint.asked.total() <= 60 + 32
+    kept = [json.loads(line)["text"] for line in (tmp_path / "out.jsonl.part").read_text().splitlines()]
+    assert sorted(kept) == sorted(answered)
+
+
+def test_a_limit_of_the_minute_is_waited_for(tmp_path: Path) -> None:
+    def limited(endpoint: Endpoint, text: str, times: int) -> Any:
+        return (
+            good(endpoint, text, times) if times else refused(429, type="rate_limit_error", code="rate_limit_exceeded")
+        )
+
+    with serving(limited) as endpoint:
+        assert label(endpoint, tmp_path, count=8)["unanswered"] == 0
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [HEAD + b"content-length: 100\r\n\r\n", *[b" "] * 100],
+        [HEAD, *[b"x-slow: 1\r\n"] * 100, b"\r\n"],
+        [b"H", b"TTP/1.1 200 OK\r\n", *[b"x"] * 100],
+    ],
+)
+def test_the_whole_answer_must_come_in_time(tmp_path: Path, pieces: list[bytes]) -> None:
+    def slow(endpoint: Endpoint, text: str, times: int) -> Any:
+        return pieces if text.endswith("03") else good(endpoint, text, times)
+
+    with serving(slow) as endpoint:
+        document = label(endpoint, tmp_path, timeout_s=2.0, retries=0)
+    found = rows(tmp_path)
+    assert found[3]["error"] == "asked 1 times, and the last time: no whole answer came in 2 s (--timeout-s)"
+    assert document["unanswered"] == 1
+
+
+def said(content: Any, **usage: Any) -> bytes:
+    return json.dumps({"choices": [{"message": {"content": content}}], "usage": usage}).encode()
+
+
+ODD: dict[str, Any] = {
+    "00": '{"label": ' + "[" * 100_000,
+    "01": '{"label": ' * 100_000,
+    "02": '{"label": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    "03": b"[" * 100_000,
+    "04": '{"label": "\ud800"}',
+    "05": '{"label": ' + "9" * 5_000 + "}",
+    "06": "<think>" * 20_000,
+    "07": b'{"choices": [{"message": {"content": 3}}], "usage": {"prompt_tokens": 1e999}}',
+    "08": "{" * 100_000,
+    "09": '{"' * 100_000,
+}
+"""What is said of the texts whose number ends so."""
+
+
+def test_an_answer_of_any_form_costs_no_more_than_its_text(tmp_path: Path) -> None:
+    def odd(endpoint: Endpoint, text: str, times: int) -> Any:
+        if text[-2:] == "10":
+            return said([{"type": "thinking", "thinking": []}, {"type": "text", "text": good(endpoint, text, times)}])
+        if text[-2:] == "11":
+            return said(good(endpoint, text, times), prompt_tokens="many", completion_tokens=float("inf"))
+        return ODD.get(text[-2:]) if text[-2:] in ODD else good(endpoint, text, times)
+
+    with serving(odd) as endpoint:
+        document = label(endpoint, tmp_path, retries=0, timeout_s=60.0)
+    found = rows(tmp_path)
+    assert [row["text"][-2:] for row in found if "error" in row] == [*ODD]
+    assert document["unanswered"] == len(ODD)
