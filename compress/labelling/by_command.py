@@ -57,14 +57,23 @@ def ask_command(
     fruitless = given_up = 0  # starts in a row that answered nothing, and texts that were given up
     answered = not fresh
     while left:
+        fault: BadInput | None = None
         with _Running(command, texts, list(left)) as running:
             before = len(left)
-            while left and (line := running.next_line(timeout_s)) is not None:
-                index, fields = _parsed(line, left)
+            while left and (line := running.next_line(0.0 if fault else timeout_s)) is not None:
+                try:
+                    index, fields = _parsed(line, left)
+                except BadInput as error:
+                    if not answered and len(left) == before:
+                        raise
+                    fault = fault or error  # answers that are printed already are taken
+                    continue
                 del left[index]
                 running.taken()
-                fault = check(texts[index], fields)
-                yield [(index, {ERROR: fault} if fault else fields)]
+                reason = check(texts[index], fields)
+                yield [(index, {ERROR: reason} if reason else fields)]
+            if fault:
+                raise fault
             ended = running.ended() if left else ""
         if len(left) < before:
             answered, fruitless = True, 0

@@ -288,6 +288,18 @@ def test_a_line_nested_too_deeply_costs_its_text(tmp_path: Path) -> None:
     assert [row["text"] for row in rows if "error" in row] == [row["text"] for row in rows[2:4]]
 
 
+def test_answers_that_are_printed_with_a_line_that_is_none_are_kept(tmp_path: Path) -> None:
+    log = """held = globals().setdefault("held", [])
+held.append(json.dumps(answer))
+if len(held) == 20:
+    print("\\n".join([*held[:10], "Rate limit reached", *held[10:]]), flush=True)
+    time.sleep(1000)
+continue"""
+    with pytest.raises(BadInput, match="printed 'Rate limit reached', which is not a JSON object"):
+        label(tmp_path, command(tmp_path, log))
+    assert len((tmp_path / "out.jsonl.part").read_text().splitlines()) == 20
+
+
 @pytest.mark.parametrize(
     ("limit", "code"), [([], 3), (["--max-unanswered", "0.25"], 0), (["--max-unanswered", "0"], 3)]
 )
