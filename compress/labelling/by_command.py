@@ -98,6 +98,8 @@ def files_of(command: str) -> dict[str, str]:
         words = shlex.split(command)
     except ValueError as error:
         raise BadInput(f"--with-command {command!r} cannot be started: {error}.") from error
+    if not words:
+        raise BadInput("--with-command names no program. Give a program with its arguments.")
     found: dict[str, str] = {}
     parts = (part for word in words for part in (word, *re.split(r"[\s=:;|&<>()'\"]+", word)))
     for word in dict.fromkeys(parts):

@@ -7,7 +7,6 @@ all. An answer that cannot be used is sent back once with what is wrong.
 import asyncio
 import contextlib
 import json
-import math
 import queue
 import re
 import threading
@@ -15,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,10 +39,14 @@ OF_THE_ACCOUNT = re.compile(
 FIRST_TEXTS = 8  # if none of so many has an answer that can be used, the endpoint is not asked further
 SHOWN_CHARACTERS = 300
 SENT_BACK_CHARACTERS = 4_000  # of an answer that cannot be used
-CLOSING_S = 2.0  # that requests under way have after Ctrl-C
+CLOSING_S = 2.0
 KEPT = "What was answered is kept: give the same command again when that is mended."
 # What begins and ends the thoughts of models that reason in the open; of some the beginning is not in the answer.
 THOUGHTS = re.compile(r"(</?(?:think|thinking|thoughts?|reasoning)>|\[/?THINK\]|<\|message\|>)", re.IGNORECASE)
+OBJECT, MOST_OBJECTS = (
+    re.compile(r'\{\s*["}]'),
+    1_000,
+)  # what begins an object of JSON, and how often it is looked for in an answer
 LABELS = "{labels}"  # in a template: the names of the labels, one a line
 
 _Done = queue.SimpleQueue[tuple[int, dict[str, Any]] | Exception | None]
@@ -133,8 +137,8 @@ async def _ask_all(talk: "_Talk", texts: Sequence[Example], missing: Sequence[in
             await asyncio.gather(*(work() for _ in range(min(endpoint.concurrency, len(missing)))))
     except asyncio.CancelledError:  # nobody waits any more
         pass
-    except Exception as error:
-        done.put(error)
+    except ValueError as error:
+        done.put(BadInput(f"A proxy is named in the environment (HTTP_PROXY and others) that cannot be used: {error}."))
     finally:
         done.put(None)
 
@@ -144,21 +148,8 @@ def _collected(
 ) -> Iterator[list[tuple[int, dict[str, Any]]]]:
     used = not fresh
     first: list[tuple[int, dict[str, Any]]] = []
-    fault: BaseException | None = None
-    until_s = math.inf
-    while True:
-        try:
-            got = done.get(timeout=None if until_s == math.inf else max(0.0, until_s - time.monotonic()))
-        except queue.Empty:
-            break
-        except (KeyboardInterrupt, SystemExit) as stopped:
-            if fault:
-                raise
-            fault, until_s = stopped, time.monotonic() + CLOSING_S
-            stop()
-            continue
-        if got is None:
-            break
+    fault: Exception | None = None
+    while (got := done.get()) is not None:
         if isinstance(got, Exception):
             fault = fault or got
             continue
@@ -259,7 +250,7 @@ class _Talk:
                     # A word of the text, or the field: it was the field if there is an answer without it.
                     response = await self._response(messages, {}, 0.0, again=True)
                     self.temperature = {} if response.status_code == 200 else self.temperature
-            except (httpx.HTTPError, TimeoutError) as error:
+            except (httpx.HTTPError, TimeoutError, ExceptionGroup) as error:  # a group of anyio's: no such port
                 cut = not isinstance(error, httpx.TimeoutException | TimeoutError)
                 why = f"{type(error).__name__}: {error}".removesuffix(": ")
                 why = why if cut else f"no whole answer came in {self.endpoint.timeout_s:g} s (--timeout-s)"
@@ -377,17 +368,16 @@ def _objects(said: str) -> list[dict[str, Any]]:
         text = text if thought or piece[1] not in "/|" else ""
         thought = piece[1] not in "/|"
     found: list[dict[str, Any]] = []
-    start = text.find("{")
-    while start >= 0:
+    end = 0
+    for begun in islice(OBJECT.finditer(text), MOST_OBJECTS):
+        if begun.start() < end:
+            continue
         try:
-            each, end = json.JSONDecoder().raw_decode(text, start)
+            each, end = json.JSONDecoder().raw_decode(text, begun.start())
+            found.append(each)
         except json.JSONDecodeError as error:
             if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated"):
                 break
-            end = start + 1
-        else:
-            found.append(each)
-        start = text.find("{", end)
     if whole is not None and not found:
         raise ValueError(f"the answer is not a JSON object: {said.strip()[:REPLY_CHARACTERS]!r}")
     return found

@@ -6,6 +6,7 @@ texts, in one step. A row belongs to its text, whatever line it is on: a person 
 """
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -178,8 +179,10 @@ class Journal:
             try:
                 row = json.loads(line.decode("utf-8-sig"))
                 index, answer = index_of.get(_text_in(row)), _written(row)
-            except (ValueError, KeyError, TypeError, RecursionError):
-                reason = "is no JSON object with a `text`; correct it, or remove it to have its text asked about"
+                prompt, completion = row.get(TOKENS, (0, 0))
+                math.fsum((prompt, completion))
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+                reason = f"is no JSON object with a `text`, or its `{TOKENS}` are no two numbers; correct or remove it"
                 note(faults, Fault(str(path), number, reason))
                 continue
             if ERROR in row or all(value is None for name, value in row.items() if name not in (*OF_THE_TEXT, TOKENS)):

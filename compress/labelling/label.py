@@ -202,12 +202,7 @@ def _opened(settings: Labelling) -> _Teacher:
         ),
         *([] if settings.model else ["--model is needed: the name of a model that the endpoint serves"]),
         *([] if settings.label else ["--label is needed, once for each label"]),
-        *(["--with-url needs http:// or https://"] if urlsplit(settings.url).scheme not in ("http", "https") else []),
-        *(
-            ["--with-url holds a user or a password; set the key in --key-variable"]
-            if "@" in urlsplit(settings.url).netloc
-            else []
-        ),
+        *_url_faults(settings.url),
     ]
     if faults:
         raise BadInput(". ".join(faults) + ".")
@@ -224,6 +219,21 @@ def _opened(settings: Labelling) -> _Teacher:
         {"url": endpoint.url, "model": settings.model, "prompt": system, "multi_label": task.multi_label},
         endpoint=endpoint,
     )
+
+
+def _url_faults(url: str) -> list[str]:
+    import httpx
+
+    try:
+        parts = urlsplit(url)
+        host = parts.port != 0 and httpx.URL(url).host
+    except (ValueError, httpx.InvalidURL) as error:
+        return [f"--with-url is no address ({error}). Give one such as http://localhost:8080/v1"]
+    faults = {
+        "--with-url needs http:// or https:// and a host": parts.scheme not in ("http", "https") or not host,
+        "--with-url holds a user or a password; set the key in --key-variable": "@" in parts.netloc,
+    }
+    return [fault for fault, holds in faults.items() if holds]
 
 
 def _opened_model(settings: Labelling) -> _Teacher:

@@ -169,6 +169,9 @@ def test_what_answers_nothing_is_told_at_once(tmp_path: Path, inserted: str, mes
 def test_what_cannot_be_started_and_what_is_not_said_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="cannot be started"):
         label(tmp_path, str(tmp_path / "nothing here"))
+    for empty, message in ((" ", "names no program"), ("'", "No closing quotation")):
+        with pytest.raises(BadInput, match=message):
+            label(tmp_path, empty)
     texts = write_rows(tmp_path / "texts.jsonl", examples(3, seed=3))
     with pytest.raises(BadInput, match="--task is needed"):
         face.label([texts], tmp_path / "out.jsonl", command="true")
@@ -209,6 +212,7 @@ def test_a_finished_file_that_was_edited_gets_each_text_once_with_its_own_answer
         (b'{"text"', b'"text"', r"out.jsonl, line 1: is no JSON object with a `text`"),
         (b'{"text"', b'{"texts"', r"out.jsonl, line 1: is no JSON object with a `text`"),
         (b'{"text"', b"[" * 100_000, r"out.jsonl, line 1: is no JSON object with a `text`"),
+        (b'"label"', b'"paid_tokens":"many","label"', r"out.jsonl, line 1: is no JSON object with a `text`, or its `paid_tokens`"),
         (b'{"text":"', b'{"text":"Oh, ', r"holds other answers than these: 1 text that no --input has, the first in line 1"),
         (b"{", b'{"text":"TEXT","label":"other"}\n{', r"out.jsonl, line 2: answers a text otherwise than a line above"),
     ],

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import PATIENCE_S
 from processes import started
 from repository import ROOT
 from small_task import examples, write_rows
@@ -310,6 +311,28 @@ def test_settings_that_an_endpoint_needs_are_asked_for_at_once(tmp_path: Path) -
         assert fault in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("http://[", "--with-url is no address"),
+        ("http://localhost:99999/v1", "--with-url is no address"),
+        ("http://a\tb/v1", "--with-url is no address"),
+        ("http:///v1", "--with-url needs http:// or https:// and a host"),
+        ("localhost:8080/v1", "--with-url needs http:// or https:// and a host"),
+    ],
+)
+def test_an_address_that_is_none_is_refused_before_anything_is_asked(tmp_path: Path, url: str, message: str) -> None:
+    texts = write_rows(tmp_path / "texts.jsonl", examples(3, seed=3))
+    with pytest.raises(BadInput, match=message):
+        face.label([texts], tmp_path / "out.jsonl", url=url, task="text-classification", label=NAMES, model="small")
+
+
+def test_a_proxy_that_cannot_be_used_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "garbage://x")
+    with serving(good) as endpoint, pytest.raises(BadInput, match="A proxy is named in the environment"):
+        label(endpoint, tmp_path)
+
+
 @pytest.mark.parametrize("count", [150, pytest.param(2_000, marks=pytest.mark.slow)])
 def test_killed_three_times_no_row_is_lost_or_doubled_and_no_answer_is_asked_for_again(
     tmp_path: Path, count: int
@@ -397,7 +420,7 @@ def test_an_account_that_is_refused_ends_the_call_at_once_and_every_answer_is_ke
         return good(endpoint, text, times)
 
     with serving(used_up) as endpoint, pytest.raises(BadInput, match=r"status 4|status 503") as told:
-        label(endpoint, tmp_path, count=200, concurrency=32)
+        label(endpoint, tmp_path, count=200, concurrency=32, timeout_s=PATIENCE_S)
     assert "What was answered is kept: give the same command again" in str(told.value)
     assert endpoint.asked.total() <= 60 + 32
     kept = [json.loads(line)["text"] for line in (tmp_path / "out.jsonl.part").read_text().splitlines()]
