@@ -120,7 +120,7 @@ def test_an_address_where_nothing_answers_is_told_of(tmp_path: Path, monkeypatch
         peers.meet(1, 2, 1, print)
 
 
-def test_a_process_that_does_not_start_is_waited_for_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

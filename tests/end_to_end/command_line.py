@@ -2,12 +2,9 @@
 
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
-from io import StringIO
 from pathlib import Path
-from unittest.mock import patch
 
-from stillroom.cli.main import app, guarded
+import in_process
 
 Done = subprocess.CompletedProcess[str]
 
@@ -19,8 +16,6 @@ def stillroom(*arguments: str | Path, **kwargs: object) -> Done:
 
 
 def here(*arguments: str | Path) -> Done:
-    """The command in this process."""
-    command = ["stillroom", *map(str, arguments)]
-    with patch.object(sys, "argv", command), redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
-        code = guarded(app)
-    return Done(command, code, out.getvalue(), err.getvalue())
+    """The command in this process; its messages are one line."""
+    ended = in_process.command(*arguments)
+    return Done(arguments, ended.code, ended.out, ended.said)

@@ -21,8 +21,7 @@ from small_task import examples, write_rows
 
 import stillroom as face
 from compress.runs.resumable_stages import Workdir
-from export.precision.int8 import NO_SATURATION
-from serve.bundle.cpu import HIDDEN_VARIABLE, cpu_features, read_cores, suits, why
+from serve.bundle.cpu import cpu_features, read_cores, suits, why
 from serve.bundle.runtimes import choose
 from serve.errors import BadInput, GateMissed
 from serve.model.pipeline import Pipeline
@@ -94,9 +93,9 @@ def report_of(bundle: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def unsure(tmp_path_factory: pytest.TempPathFactory, shallow_teacher: Path, task_data: Path) -> Path:
     """The same after one epoch: a small change of its logits shows in its probabilities."""
-    out = tmp_path_factory.mktemp("ckpt") / "unsure"
     settings: dict[str, Any] = {"epochs": 1, "learning_rate": 1e-3, "batch": 8, "threads": 1}
-    return face.finetune(str(shallow_teacher), "text-classification", str(task_data), out, **settings)
+    given = (str(shallow_teacher), "text-classification", str(task_data), tmp_path_factory.mktemp("ckpt") / "unsure")
+    return face.finetune(*given, **settings)
 
 
 @pytest.mark.slow
@@ -167,7 +166,7 @@ def test_two_exports_are_the_same_bytes_but_for_what_their_reports_say_of_the_mo
 
 
 @pytest.mark.slow
-def test_what_eight_bits_ruin_goes_back_to_float32(classifier: Path, task_data: Path, tmp_path: Path) -> None:
+def test_a_product_that_eight_bits_ruin_goes_back_to_float32(classifier: Path, task_data: Path, tmp_path: Path) -> None:
     broken = with_cancelling_units(classifier, tmp_path / "broken", HELD_BY_NEITHER)
     out = exported(broken, tmp_path / "mended", task_data, gate=0.9, variants="int8", **FAST)
     search = report_of(out)["search"]
@@ -195,7 +194,7 @@ class ExactSums(Session):
 
 
 @pytest.mark.slow
-def test_what_needs_all_eight_bits_asks_for_a_processor_that_has_them(
+def test_a_graph_that_needs_all_eight_bits_asks_for_a_processor_that_has_them(
     classifier: Path, task_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As on a processor with VNNI, whatever runs this test: it is believed to be one, and judges by the sums of one.
@@ -209,21 +208,6 @@ def test_what_needs_all_eight_bits_asks_for_a_processor_that_has_them(
     assert choose(open_bundle(out), features=["avx2"]).variant == "fp32"
     assert choose(open_bundle(out), features=needs[:1]).variant == "int8"
     assert "8-bit weights need a processor with avx512_vnni" in (out / "README.md").read_text()
-
-
-@pytest.mark.slow
-def test_on_a_processor_without_vnni_eight_bits_are_not_tried_and_what_costs_goes_back_to_float32(
-    classifier: Path, task_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(HIDDEN_VARIABLE, ",".join(NO_SATURATION))
-    broken = with_cancelling_units(classifier, tmp_path / "broken", HELD_BY_EIGHT_BITS)
-    out = exported(broken, tmp_path / "seven", task_data, gate=0.9, **FAST)
-    search = report_of(out)["search"]
-    assert [attempt["weight_bits"] for attempt in search["tried"]] == [7, 7]
-    assert [step["product"] for step in search["repaired"]] == ["bert.encoder.layer.1.output.dense"]
-    assert open_bundle(out).manifest.variants["int8"].cpu == []
-    assert choose(open_bundle(out)).variant == "int8"
-    assert "8-bit weights need a processor" not in (out / "README.md").read_text()
 
 
 @pytest.mark.slow
@@ -360,7 +344,7 @@ def test_where_a_bundle_cannot_be_written_no_report_speaks_of_one_and_what_a_kil
 ) -> None:
     out = tmp_path / "out"
 
-    def somebody_comes_first(*args: object) -> tuple[object, object]:
+    def another_comes_first(*args: object) -> tuple[object, object]:
         out.mkdir()
         (out / "diary").touch()
         return scores_on_test(*args)  # type: ignore[arg-type]
@@ -370,7 +354,7 @@ def test_where_a_bundle_cannot_be_written_no_report_speaks_of_one_and_what_a_kil
         (tmp_path / left).mkdir(parents=True)
     (tmp_path / "out.export-work" / "made-by-stillroom").touch()
     (tmp_path / "out.report.json").write_text("{}")
-    monkeypatch.setattr("stillroom.verbs.export.checkpoint.scores_on_test", somebody_comes_first)
+    monkeypatch.setattr("stillroom.verbs.export.checkpoint.scores_on_test", another_comes_first)
     with pytest.raises(BadInput, match="not a bundle"):
         face.export(classifier, out, task_data, variants="fp32", **FAST)
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["out", "out/diary"]
@@ -390,17 +374,11 @@ def test_a_second_export_to_the_same_place_is_refused_and_harms_nothing(
 
 
 @pytest.mark.slow
-def test_dynamic_int8_is_never_the_default_and_weight_only_is_nearly_float32(
-    classifier: Path, task_data: Path, tmp_path: Path
-) -> None:
-    out = exported(classifier, tmp_path / "dynamic", task_data, int8="dynamic", **FAST)
+def test_dynamic_int8_is_never_the_default(classifier: Path, task_data: Path, tmp_path: Path) -> None:
+    out = exported(classifier, tmp_path / "out", task_data, int8="dynamic", **FAST)
     manifest = open_bundle(out).manifest
     assert (manifest.default_variant, manifest.variants["int8"].scheme) == ("fp32", "dynamic")
     assert "its answer to a text depends on the batch" in (out / "README.md").read_text()
-    out = exported(classifier, tmp_path / "weights", task_data, int8="weight-only", **FAST)
-    parity = open_bundle(out).manifest.parity["int8"]
-    assert parity["company_differences"] == 0
-    assert parity["labels_changed_per_10k"] < 50
 
 
 @pytest.mark.slow
@@ -416,8 +394,6 @@ def test_openvino_is_pinned_when_asked_for(classifier: Path, task_data: Path, tm
 
 @pytest.mark.slow
 def test_a_vocabulary_is_trimmed_to_the_words_that_are_used(trimmed: tuple[Path, str], classifier: Path) -> None:
-    from transformers import pipeline
-
     out, _ = trimmed
     told = report_of(out)["vocabulary"]
     assert told["kept"] < told["tokens"]
@@ -426,19 +402,9 @@ def test_a_vocabulary_is_trimmed_to_the_words_that_are_used(trimmed: tuple[Path,
     assert load_tokenizer(out, 64).encode("refund lamp", add_special_tokens=False).tokens == ["refund", "lamp"]
     assert told["texts_split_otherwise"] > 0
     assert told["unknown"] == told["unknown_before"] == 0
-    kept = face.Pipeline(out)("please refund the kettle 17")["labels"]
-    expected = pipeline("text-classification", model=str(classifier), top_k=None)(["please refund the kettle 17"])[0]
-    assert [each["label"] for each in kept] == [each["label"] for each in expected]
-    temperature = open_bundle(out).manifest.variants["fp32"].temperature  # 1 if all of validation is answered rightly
-    raised = [each["score"] ** (1 / temperature) for each in expected]
-    assert [each["score"] for each in kept] == pytest.approx([each / sum(raised) for each in raised], abs=1e-5)
-
-
-@pytest.mark.slow
-def test_kernels_are_joined_and_counted_when_asked_for(classifier: Path, task_data: Path, tmp_path: Path) -> None:
-    out = exported(classifier, tmp_path / "out", task_data, variants="fp32", fuse=True, **FAST)
-    counted = report_of(out)["fusions"]["fp32"]
-    assert [counted[name] for name in ("attention", "skip-layer-norm", "bias-gelu")] == [4, 8, 4]
+    kept, whole = (Pipeline(at, "fp32") for at in (out, exported(classifier, out.with_name("whole"), **FAST)))
+    text = "please refund the kettle 17"
+    assert [each["label"] for each in kept(text)["labels"]] == [each["label"] for each in whole(text)["labels"]]
 
 
 @pytest.mark.parametrize(

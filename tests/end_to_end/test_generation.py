@@ -100,7 +100,7 @@ def test_the_command_line_trains_the_same_weights_and_scores_them_and_parts_of_a
     assert "bleu 0." in scored.stdout, scored.stderr
 
 
-def test_what_a_generator_becomes_by_other_trainings_does_not_generate(
+def test_a_generator_trained_for_another_task_does_not_generate_any_more(
     generator: Path, data: Path, tmp_path: Path, task_data: Path
 ):
     tagger = stillroom.finetune(
@@ -162,7 +162,7 @@ def test_a_teacher_that_reads_less_shortens_what_is_read(encoder: Path, generato
     assert Generator(made).tokens == 64
 
 
-def test_what_cannot_be_generated_is_refused(generator: Path):
+def test_texts_and_settings_that_cannot_be_generated_from_are_refused(generator: Path):
     write = Generator(generator)
     with pytest.raises(BadInput, match=r"text\[1\] is empty; beams is 0.*; .*most_tokens is 9"):
         write(["a", " "], beams=0, most_tokens=9)
@@ -173,7 +173,7 @@ def test_what_cannot_be_generated_is_refused(generator: Path):
         Generator(generator, device="gpu")
 
 
-def test_one_text_is_one_text_and_a_long_one_is_cut_as_in_training(generator: Path):
+def test_a_text_that_is_no_list_is_answered_and_a_long_one_is_cut_as_in_training(generator: Path):
     write = Generator(generator)
     assert write("late lamp Oslo") == ["the lamp for oslo is late"]
     assert write("late lamp Oslo" + " and the parcel" * 50) == write("late lamp Oslo" + " and the parcel" * 6)

@@ -41,7 +41,7 @@ def test_the_grid_has_every_candidate_and_workload_with_its_samples(
     assert all(r["low"] <= r["ratio"] <= r["high"] for r in ratios)
 
 
-def test_a_metric_of_nobody_is_refused(onnx_candidate: Candidate, tokenizer: Tokenizer) -> None:
+def test_a_metric_of_a_candidate_that_is_not_timed_is_refused(onnx_candidate: Candidate, tokenizer: Tokenizer) -> None:
     with pytest.raises(BadInput, match="studnet"):
         time_grid([onnx_candidate], TEXTS, tokenizer, metrics={"studnet": 0.9})
 

@@ -1,6 +1,7 @@
 """The command of this process: loading torch again in another takes seconds."""
 
 import io
+import logging
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from typing import NamedTuple
@@ -24,6 +25,10 @@ def command(*arguments: object) -> Ended:
     argv = patch.object(sys, "argv", ["stillroom", *map(str, arguments)])
     with redirect_stdout(out), redirect_stderr(err), argv, patch.object(console, "quiet", False):
         code = guarded(app)
+    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
+        for handler in getattr(logger, "handlers", ()):  # of libraries that were loaded meanwhile
+            if isinstance(handler, logging.StreamHandler) and handler.stream is err:
+                handler.setStream(sys.stderr)
     printed, said = (text_of(stream) for stream in (out, err))
     assert "Traceback" not in said
     return Ended(code, printed, " ".join(said.split()))

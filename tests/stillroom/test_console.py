@@ -12,7 +12,7 @@ from stillroom import console
 from stillroom.console import FIRST_UNITS, Bar, show
 
 
-def test_what_is_left_is_not_told_after_the_first_units(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_time_left_is_shown_once_a_few_units_are_done(capfd: pytest.CaptureFixture[str]) -> None:
     shown = Bar("latency")
     shown(0, 100)
     shown.started -= 60.0

@@ -9,7 +9,6 @@ from pathlib import Path
 import httpx
 import pytest
 from in_process import command
-from lookup_bundles import city_table, write_bundle
 from patience import PATIENCE_S
 from processes import started
 from repository import ROOT
@@ -17,6 +16,7 @@ from small_task import write_rows
 
 import stillroom
 from compress.methods.catalogue import METHODS, Sizes
+from compress.models.initialise import STARTS as COPIED
 from compress.settings import STARTS, TASK_METHODS, TEXT_METHODS
 from serve.errors import BadInput, GateMissed
 from serve.options import options_of
@@ -115,8 +115,6 @@ def test_the_methods_of_help_are_those_that_there_are() -> None:
     on_text = {name for name, stages in METHODS.items() if {stage.text for stage in stages(sizes)} == {"corpus"}}
     assert set(TEXT_METHODS) == on_text
     assert len(TEXT_METHODS) + len(TASK_METHODS) == len(METHODS)
-    from compress.models.initialise import STARTS as COPIED
-
     assert {*COPIED, "random"} == set(STARTS)
 
 
@@ -140,21 +138,20 @@ def test_a_missed_gate_is_one_document_and_exit_code_3(capfd: pytest.CaptureFixt
     assert capfd.readouterr().out == ""
 
 
-def test_quiet_leaves_errors_and_results(tmp_path: Path) -> None:
-    bundle = write_bundle(tmp_path / "cities", city_table())
-    row: dict[str, object] = {"text": "to rome", "entities": [{"start": 3, "end": 7, "label": "city"}]}
-    rows = write_rows(tmp_path / "test.jsonl", [row])
-    code, out, said = command("evaluate", bundle, "-q", "--data", rows)
-    assert (code, said) == (0, "")
-    assert "entity_f1 1.0000" in out
-    code, out, said = command("evaluate", bundle, "-q", "--data", tmp_path / "none")
+def test_quiet_leaves_errors_and_results(plain: Path, tmp_path: Path) -> None:
+    within_a_word: dict[str, object] = {"text": "to rome", "entities": [{"start": 3, "end": 6, "label": "city"}]}
+    rows = write_rows(tmp_path / "test.jsonl", [within_a_word])
+    for flags, warned in (([], True), (["-q"], False)):
+        code, out, said = command("evaluate", plain, *flags, "--data", rows)
+        assert (code, "warning: 1 entity" in said, bool(said)) == (0, warned, warned)
+        assert "entity_f1 0.0000" in out
+    code, out, said = command("evaluate", plain, "-q", "--data", tmp_path / "none")
     assert (code, out) == (2, "")
     assert "none is not a file" in said
 
 
-def test_quiet_leaves_errors_alone_in_the_log_of_a_server(tmp_path: Path) -> None:
-    bundle = write_bundle(tmp_path / "cities", city_table())
-    command = [sys.executable, "-m", "stillroom", "serve", str(bundle), "--port", "0", "--linger-s", "0", "-q"]
+def test_quiet_leaves_errors_alone_in_the_log_of_a_server(plain: Path) -> None:
+    command = [sys.executable, "-m", "stillroom", "serve", str(plain), "--port", "0", "--linger-s", "0", "-q"]
     with started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
@@ -186,11 +183,10 @@ def test_verbose_shows_the_traceback_of_a_fault_of_ours(monkeypatch: pytest.Monk
         assert (done.returncode, "Traceback" in done.stderr) == (1, bool(flags))
 
 
-def test_where_no_temporary_folder_can_be_written_one_line_says_so(tmp_path: Path) -> None:
-    bundle = write_bundle(tmp_path / "cities", city_table())
+def test_where_no_temporary_folder_can_be_written_one_line_says_so(plain: Path, tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("to rome\n")
     for verb, code, needed in (
-        (["-m", "stillroom", "profile", bundle, "--data", tmp_path / "texts.txt"], 2, "Set TMPDIR to a folder"),
+        (["-m", "stillroom", "profile", plain, "--data", tmp_path / "texts.txt"], 2, "Set TMPDIR to a folder"),
         (["-c", BROKEN, "evaluate", "m", "--data", "d"], 1, "--verbose prints them"),
     ):
         # No file can grow, in no folder: so the root user, too, finds none that can be written.

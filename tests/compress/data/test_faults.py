@@ -212,7 +212,7 @@ FILES: list[tuple[str, str | bytes, int | None, str]] = [
 
 
 @pytest.mark.parametrize(("name", "content", "line", "says"), FILES, ids=[f"{each[0]}: {each[3]}" for each in FILES])
-def test_a_bad_file_is_named_by_the_line_of_its_fault(
+def test_a_bad_file_is_named_by_its_line(
     tmp_path: Path, name: str, content: str | bytes, line: int | None, says: str
 ) -> None:
     path = written(tmp_path / name, content)

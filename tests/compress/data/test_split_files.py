@@ -157,7 +157,7 @@ def test_without_validation_a_tenth_of_train_is_held_out_the_same_each_time(tmp_
 @pytest.mark.parametrize(
     "name", ["train.xlsx", "train.feather", "train.bio.zip", "train/pos/1.txt", "data/train-00000-of-00001.parquet"]
 )
-def test_what_a_folder_without_a_split_holds_is_named(tmp_path: Path, name: str) -> None:
+def test_a_folder_without_a_split_names_what_it_holds(tmp_path: Path, name: str) -> None:
     said = refused(folder_of(tmp_path, {name: LINES, "test.jsonl": LINES}))
     assert "has no train split (found: test). Add a file train.jsonl" in said
     assert f"It holds {name.split('/', maxsplit=1)[0]}" in said

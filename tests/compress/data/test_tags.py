@@ -177,9 +177,7 @@ TAGS: list[tuple[tuple[str, ...], int, str]] = [
 @pytest.mark.parametrize(
     ("tags", "line", "says"), TAGS, ids=lambda each: " | ".join(each) if isinstance(each, tuple) else ""
 )
-def test_a_row_whose_tags_are_in_no_scheme_of_the_file_is_a_fault(
-    tmp_path: Path, tags: tuple[str, ...], line: int, says: str
-) -> None:
+def test_a_row_of_another_tag_scheme_is_a_fault(tmp_path: Path, tags: tuple[str, ...], line: int, says: str) -> None:
     ((found, reason),) = faults(rows(tmp_path / "train.jsonl", *tags), TOKENS)
     assert (found, says in reason) == (line, True), reason
 
@@ -200,9 +198,7 @@ def test_a_row_whose_tags_are_in_no_scheme_of_the_file_is_a_fault(
         (("BX IX O",), "(write B-X)"),
     ],
 )
-def test_tags_that_are_all_spelt_in_another_way_are_faults_of_every_row(
-    tmp_path: Path, tags: tuple[str, ...], write: str
-) -> None:
+def test_misspelt_prefixes_are_faults_of_every_row(tmp_path: Path, tags: tuple[str, ...], write: str) -> None:
     found = faults(rows(tmp_path / "train.jsonl", *tags, "O O"), TOKENS)
     assert [line for line, _ in found] == [*range(1, len(tags) + 1)]
     assert all("a prefix in another spelling" in reason for _, reason in found)
@@ -218,9 +214,7 @@ def test_tags_that_are_all_spelt_in_another_way_are_faults_of_every_row(
         (("B-x O-x",), "(write O)"),
     ],
 )
-def test_tags_of_other_schemes_are_faults_that_say_what_to_write(
-    tmp_path: Path, tags: tuple[str, ...], write: str
-) -> None:
+def test_other_schemes_are_told_what_to_write(tmp_path: Path, tags: tuple[str, ...], write: str) -> None:
     assert any(write in reason for _, reason in faults(rows(tmp_path / "train.jsonl", *tags), TOKENS))
 
 

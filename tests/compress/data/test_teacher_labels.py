@@ -52,9 +52,7 @@ def probabilities(
     return [None if logits is None else softmax(logits.astype(np.float64)) for logits in found]
 
 
-def test_probabilities_are_those_of_the_file_and_what_they_lack_to_1_is_shared_by_the_others(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_missing_probability_is_shared_by_the_other_labels(tokenizer: Tokenizer, tmp_path: Path) -> None:
     rows = [
         {"text": "whole", "labels": {"refund": 0.7, "praise": 0.2, "status": 0.1}},
         {"text": "part", "labels": {"refund": 0.7}},
@@ -67,9 +65,7 @@ def test_probabilities_are_those_of_the_file_and_what_they_lack_to_1_is_shared_b
     assert found[3:] == [None, None]
 
 
-def test_of_several_labels_each_has_its_own_probability_and_those_that_are_not_named_do_not_apply(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_unnamed_labels_of_a_multi_label_text_do_not_apply(tokenizer: Tokenizer, tmp_path: Path) -> None:
     rows = [{"text": "soft", "labels": {"refund": 0.7, "status": 0.6}}, {"text": "hard", "label": ["praise"]}]
     teacher = read(tmp_path, rows)
     teacher.check_labels(CLASSES, multi_label=True)
@@ -110,7 +106,7 @@ def test_entities_give_their_words_their_score_and_the_rest_to_outside(tokenizer
         ([], [], []),
     ],
 )  # fmt: skip
-def test_tags_are_carried_to_other_words_by_their_characters(
+def test_tags_are_aligned_by_characters(
     places: list[tuple[int, int]], given: list[tuple[int, int, str]], expected: list[str] | None
 ) -> None:
     carried = align_labels(places, [WordAnswer(start, end, {tag: 1.0}) for start, end, tag in given])
@@ -122,7 +118,7 @@ def test_tags_are_carried_to_other_words_by_their_characters(
     assert [prefix if prefix == "O" else f"{prefix}-{label}" for prefix, label in likeliest] == expected
 
 
-def test_all_of_a_words_probabilities_are_carried(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_all_probabilities_of_a_word_are_aligned(tokenizer: Tokenizer, tmp_path: Path) -> None:
     row = {"text": "new-york", "words": [{"start": 0, "end": 8, "tags": {"B-city": 0.6, "I-item": 0.1, "O": 0.3}}]}
     (found,) = probabilities(tokenizer, read(tmp_path, [row], TOKEN_CLASSIFICATION), [Example("new-york")])
     assert found is not None
@@ -280,9 +276,7 @@ def test_files_without_answers_and_labels_of_another_task_are_refused(tmp_path: 
             teacher.check_labels(labels, multi_label=False)
 
 
-def test_an_unlikely_entity_is_soft_alone_and_words_without_tags_are_no_answer(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_unlikely_entities_are_soft_labels_alone(tokenizer: Tokenizer, tmp_path: Path) -> None:
     unlikely = {"text": "to oslo", "entities": [{"start": 3, "end": 7, "label": "city", "score": 0.2}]}
     empty: dict[str, Any] = {"text": "to rome", "words": []}
     cut = {"text": "to rome now", "words": [{"start": 0, "end": 2, "tags": {"O": 1}}]}

@@ -284,7 +284,7 @@ HEAD = "cls.predictions.transform.dense.weight"
         (lambda held: held.update({HEAD: held[HEAD].to(torch.int64)}), f"its weight {HEAD} is of type int64"),
     ],
 )
-def test_a_damaged_head_for_masked_words_is_refused_by_the_name_of_its_weight(
+def test_a_damaged_head_for_masked_words_is_refused(
     vocabulary_model: Path, change: Callable[[dict[str, Any]], object], says: str
 ) -> None:
     weights(change)(vocabulary_model)
@@ -373,9 +373,7 @@ def test_a_vocabulary_without_a_mask_needs_no_row_for_it(checkpoint: Path, task_
     check_checkpoint(checkpoint, "it")
 
 
-def test_a_checkpoint_is_evaluated_by_the_tokenizer_that_training_reads(
-    whole: Path, checkpoint: Path, task_data: Path
-) -> None:
+def test_a_vocabulary_file_alone_gives_the_same_scores(whole: Path, checkpoint: Path, task_data: Path) -> None:
     (checkpoint / "tokenizer.json").unlink()  # its vocabulary is there
     by_file, by_vocabulary = (stillroom.evaluate(str(f), task_data / "test.jsonl") for f in (whole, checkpoint))
     assert by_vocabulary | {"model": ""} == by_file | {"model": ""}

@@ -250,9 +250,7 @@ def test_the_scale_of_gradients_is_in_the_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "message"), [(["tensorbord"], "--tracker tensorbord"), (["wandb", "mlflow"], "pip install wandb")]
 )
-def test_a_tracker_that_cannot_be_told_is_refused_before_training(
-    names: list[str], message: str, tmp_path: Path
-) -> None:
+def test_an_unknown_or_missing_tracker_is_refused(names: list[str], message: str, tmp_path: Path) -> None:
     if names == ["wandb", "mlflow"] and any(map(find_spec, names)):
         pytest.skip("a tracker that should be missing is installed")
     with pytest.raises(BadInput, match=message):
@@ -300,7 +298,7 @@ def test_the_next_batch_is_made_before_it_is_asked_for_and_none_beyond_the_last(
     assert batches.waited_s > 0
 
 
-def test_what_goes_wrong_while_a_batch_is_made_is_said_when_it_is_asked_for() -> None:
+def test_an_error_of_the_prefetcher_is_raised_by_at() -> None:
     def make(step: int) -> Batch:
         if step == 1:
             raise OSError("the file is gone")

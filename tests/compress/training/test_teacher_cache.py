@@ -64,7 +64,7 @@ def test_each_number_comes_back_to_half_a_step_of_its_group(seed: int, tokens: i
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_what_is_kept_is_what_the_teacher_computes(kind: str, pieces: CorpusFile, tmp_path: Path) -> None:
+def test_cached_activations_are_near_the_teachers(kind: str, pieces: CorpusFile, tmp_path: Path) -> None:
     cache = cached(tmp_path / "cache", pieces, kind)
     assert cache.about["bytes_per_token"] == 3 * (24 + 2 * 4)
     assert cache.about["tokens"] == pieces.lengths.sum()
@@ -95,7 +95,7 @@ def test_what_is_kept_is_what_the_teacher_computes(kind: str, pieces: CorpusFile
         ),
     ],
 )
-def test_losses_are_about_those_of_the_teacher_itself(
+def test_cached_losses_are_near_those_of_the_teacher(
     kind: str, method: str, row_tokens: int, pieces: CorpusFile, tmp_path: Path
 ) -> None:
     objective = stages_of(method, Sizes(4, 2, 24, 24))[0].objective
@@ -143,7 +143,7 @@ def test_a_student_learns_from_a_disk_what_it_learns_from_the_teacher(pieces: Co
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
 
 
-def test_a_kill_loses_a_moments_work_and_no_bit(
+def test_a_killed_cache_resumes_to_the_same_bytes(
     pieces: CorpusFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = cached(tmp_path / "whole", pieces)
@@ -172,7 +172,7 @@ def test_a_kill_loses_a_moments_work_and_no_bit(
         ({"parts": [Part("hidden", 3)]}, "another part of the teacher"),
     ],
 )
-def test_a_cache_of_other_things_is_refused_and_left(
+def test_a_cache_of_other_inputs_is_refused(
     changes: dict[str, Any], said: str, pieces: CorpusFile, tmp_path: Path
 ) -> None:
     cached(tmp_path / "cache", pieces)
@@ -208,14 +208,14 @@ def broken_off(folder: Path, pieces: CorpusFile) -> Path:
     return folder.with_name(folder.name + ".partial")
 
 
-def test_numbers_that_were_lost_after_a_kill_are_made_again(pieces: CorpusFile, tmp_path: Path) -> None:
+def test_lost_numbers_of_a_killed_cache_are_made_again(pieces: CorpusFile, tmp_path: Path) -> None:
     whole = cached(tmp_path / "whole", pieces)
     (broken_off(tmp_path / "broken", pieces) / module.NUMBERS).unlink()
     again = cached(tmp_path / "broken", pieces)
     assert again.about["sha256"] == whole.about["sha256"]
 
 
-def test_a_kill_before_the_very_last_step_is_no_end(
+def test_a_cache_killed_before_its_rename_is_resumed(
     pieces: CorpusFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -225,7 +225,7 @@ def test_a_kill_before_the_very_last_step_is_no_end(
     assert cached(tmp_path / "cache", pieces).about["tokens"] == pieces.lengths.sum()
 
 
-def test_what_another_began_is_left_to_it(pieces: CorpusFile, tmp_path: Path) -> None:
+def test_a_partial_cache_of_other_inputs_is_left_alone(pieces: CorpusFile, tmp_path: Path) -> None:
     partial = broken_off(tmp_path / "cache", pieces)
     before = (partial / module.NUMBERS).read_bytes()
     with pytest.raises(BadInput, match="partial was written for another teacher and another text"):
@@ -246,7 +246,7 @@ def test_an_empty_folder_is_taken_and_a_cache_outlives_its_folder(pieces: Corpus
     assert all(torch.equal(before[part], after[part]) for part in before)
 
 
-def test_numbers_that_are_not_finite_are_no_lesson(pieces: CorpusFile, tmp_path: Path) -> None:
+def test_infinite_activations_are_refused(pieces: CorpusFile, tmp_path: Path) -> None:
     teacher = encoder("bert")
     with torch.no_grad():
         teacher.encoder.layer[0].output.dense.bias[0] = float("inf")

@@ -87,7 +87,7 @@ def test_the_card_sends_a_request_that_the_task_accepts(task: ServedTask) -> Non
 
 
 @pytest.mark.parametrize("license_name", [None, "mit"])
-def test_what_is_not_known_is_left_out(license_name: str | None) -> None:
+def test_unknown_facts_are_left_out(license_name: str | None) -> None:
     card = model_card(CardFacts("intents", "text-classification", ("yes", "no"), 64, license=license_name))
     metadata = front_matter(card)
     assert metadata.get("license") == license_name

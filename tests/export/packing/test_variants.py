@@ -94,7 +94,7 @@ def test_the_search_and_what_processors_must_have_are_told(made: Variants) -> No
     assert eight.needs == {"int8": ("avx512_vnni", "arm64")}
 
 
-def test_what_is_kept_beside_the_graphs_is_read_as_it_was(made: Variants) -> None:
+def test_the_file_beside_the_graphs_is_read_as_it_was_written(made: Variants) -> None:
     made.write()
     try:
         assert read_variants(made.folder) == made

@@ -109,7 +109,7 @@ def test_the_order_of_texts_changes_nothing_and_less_is_kept_at_no_higher_a_pric
     assert thresholds == sorted(thresholds, reverse=True)
 
 
-def test_what_is_given_is_what_has_the_score_or_more() -> None:
+def test_answers_with_the_score_or_more_are_given() -> None:
     answers = Answers(
         np.array([0.2, 0.5, 0.9]), np.array([False, True, True]), np.array([0, 1, 1]), np.array([1.0, 2.0])
     )
@@ -129,7 +129,7 @@ def test_without_answers_nothing_is_promised(promise: str) -> None:
 
 
 @pytest.mark.parametrize("promise", ["precision", "precision=1", "precision=0", "f1=0.9", "recall=x", "recall=nan", ""])
-def test_what_is_no_promise_is_refused_as_a_setting(promise: str) -> None:
+def test_words_that_are_no_promise_are_refused_as_a_setting(promise: str) -> None:
     with pytest.raises(BadInput, match=r"is not a promise\. Give precision or recall"):
         VariantSettings(promises=(promise,))
 

@@ -73,19 +73,6 @@ def test_the_temperature_is_the_one_of_least_loss_on_a_grid_and_near_the_one_tha
         assert loss_at(far, logits, targets) >= loss_at(found, logits, targets) - 1e-9
 
 
-@pytest.mark.parametrize("draw", [drawn, drawn_apart])
-def test_the_temperature_grows_with_the_logits_and_not_with_the_order_of_rows(draw: object) -> None:
-    logits, targets = draw(1.5)  # type: ignore[operator]
-    plain = fit_temperature(logits, targets)
-    assert plain is not None
-    for factor in (0.25, 3.0, 8.0):
-        assert fit_temperature(logits * np.float32(factor), targets) == pytest.approx(plain * factor, rel=5e-4)
-    assert fit_temperature(logits[::-1], targets[::-1]) == plain
-    if targets.ndim == 1:  # of one label only differences within a row count
-        shift = np.arange(len(logits))[:, None] * 8.0
-        assert fit_temperature(logits.astype(np.float64) + shift, targets) == plain
-
-
 def test_a_temperature_that_no_data_asks_for_is_not_made_up() -> None:
     logits, targets = drawn(1.0, rows=50)
     assert fit_temperature(logits, logits.argmax(axis=-1)) is None  # all right: the surer the likelier
@@ -121,7 +108,7 @@ def test_the_calibration_error_is_the_papers_sum_over_bins() -> None:
 
 
 @pytest.mark.parametrize("draw", [drawn, drawn_apart])
-def test_calibration_takes_the_error_away_and_changes_no_answer(draw: object) -> None:
+def test_calibration_takes_the_error_away(draw: object) -> None:
     logits, targets = draw(2.5)  # type: ignore[operator]
     encoded, said = as_texts(logits, targets, multi_label=targets.ndim == 2)
     chosen = choose_confidence(encoded, said)
@@ -129,9 +116,6 @@ def test_calibration_takes_the_error_away_and_changes_no_answer(draw: object) ->
     assert chosen.validation.ece < 0.03
     assert chosen.validation.ece_uncalibrated > 0.1
     assert chosen.validation.rows == targets.size
-    scaled = logits / chosen.temperature
-    assert (scaled.argmax(axis=-1) == logits.argmax(axis=-1)).all()
-    assert ((scaled > 0) == (logits > 0)).all()
     assert choose_confidence(encoded, said) == chosen
     # Where any number of labels may apply there is no one answer to withhold.
     assert (chosen.abstain_below is None) is (targets.ndim == 2)
@@ -198,7 +182,7 @@ def test_rows_without_a_label_of_the_models_are_left_out() -> None:
     assert (nothing.temperature, nothing.abstain_below, nothing.validation.rows) == (1.0, None, 0)
 
 
-def test_of_tokens_the_first_ones_of_words_count(bert: Exported) -> None:
+def test_only_the_first_token_of_a_word_counts(bert: Exported) -> None:
     tokenizer = load_tokenizer(bert.checkpoint, MAX_LENGTH)
     examples = [Example("fly to zürich tomorrow", entities=(Entity(7, 13, "city"),)), Example("unlabelled text")]
     encoded = TOKEN_CLASSIFICATION.encode(examples, tokenizer, TAGS)

@@ -115,7 +115,7 @@ def test_connections_that_are_not_accepted_in_time_are_timeouts() -> None:
     assert found.became == [TIMEOUT] * 3
 
 
-def test_what_timed_out_while_it_waited_for_a_connection_is_not_sent_any_more() -> None:
+def test_a_request_that_timed_out_while_it_waited_for_a_connection_is_not_sent() -> None:
     async def never_the_first(asked: Asked) -> bytes:
         if asked.body == b"0":
             await asyncio.sleep(60)
@@ -129,7 +129,7 @@ def test_what_timed_out_while_it_waited_for_a_connection_is_not_sent_any_more() 
     assert found.became == [TIMEOUT, TIMEOUT, 200]
 
 
-def test_an_answer_that_nobody_asked_for_costs_its_connection_and_no_query() -> None:
+def test_an_unasked_answer_costs_its_connection_and_no_query() -> None:
     async def twice(asked: Asked) -> bytes:
         return answer() + PAUSE + answer(500)
 

@@ -6,6 +6,7 @@ import re
 import socket
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def writes(said: bytes | None) -> Handler:
         pytest.param(answer(307, b"", "Location: /elsewhere"), "307", id="redirect"),
     ],
 )  # fmt: skip
-def test_what_is_no_answer_is_counted_by_its_kind(said: bytes | None, kind: str) -> None:
+def test_failures_are_counted_by_their_kind(said: bytes | None, kind: str) -> None:
     found = loaded(writes(said))
 
     assert found.errors == {kind: 40}
@@ -115,7 +116,7 @@ def test_what_is_no_answer_is_counted_by_its_kind(said: bytes | None, kind: str)
         pytest.param(answer(204, b""), id="nothing-to-say"),
     ],
 )
-def test_whatever_form_an_answer_takes_it_is_one(said: bytes) -> None:
+def test_answers_of_every_form_of_http_count(said: bytes) -> None:
     found = loaded(writes(said))
     assert (len(found.latencies_ms), found.errors, found.resent) == (40, {}, 0)
 
@@ -215,17 +216,6 @@ def test_a_trial_that_has_missed_its_bound_sends_no_more() -> None:
         assert not found.held(20.0)
         assert len(found.latencies_ms) + len(found.refused_ms) == found.queries
     assert not loaded(at_once, bound_ms=10_000.0).cut_short
-
-
-@pytest.mark.slow  # its server must keep its time, which it cannot while other tests compute
-def test_the_ramp_finds_the_capacity_of_a_server() -> None:
-    with serving(one_at_a_time(0.005)) as server:
-        found = ramp(server.url, [b"{}"], bound_ms=200.0, seconds=0.4, tolerance=0.2)
-    # 200/s, less what a busy machine takes; and up to 0.2 s of work may still wait when a trial of 0.4 s ends.
-    assert 60 <= found["rate_per_s"] <= 200 * 1.5 * 1.2
-    assert found["rate_per_s"] == max(trial["rate_per_s"] for trial in found["trials"] if trial["held"])
-    assert any(trial["rate_per_s"] > 200 and not trial["held"] for trial in found["trials"])
-    assert json.loads(json.dumps(found)) == found
 
 
 def test_the_ramp_looks_lower_when_its_first_rate_is_refused() -> None:
@@ -332,16 +322,15 @@ def test_addresses_are_written_as_a_request_needs_them() -> None:
     assert (target_of("https://here/").port, target_of("http://here").path) == (443, "/")
 
 
-@pytest.mark.parametrize("given", [{"connections": 0}, {"timeout_s": 0.0}, {"queries": 0}, {"rate_per_s": 0.0}])
-def test_loads_of_nothing_are_refused(given: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("use", "given"),
+    [(load, {name: 0}) for name in ("connections", "timeout_s", "queries", "rate_per_s")]
+    + [(ramp, {name: 0}) for name in ("bound_ms", "seconds", "queries")],
+)
+def test_loads_and_ramps_of_nothing_are_refused(use: Callable[..., object], given: dict[str, Any]) -> None:
+    usual = QUICK if use is load else {"bound_ms": 10.0}
     with pytest.raises(BadInput, match="above 0"):
-        load("http://127.0.0.1:9/", [b"{}"], **(QUICK | given))
-
-
-@pytest.mark.parametrize("given", [{"bound_ms": 0.0}, {"seconds": 0.0}, {"queries": 0}])
-def test_ramps_to_nothing_are_refused(given: dict[str, Any]) -> None:
-    with pytest.raises(BadInput, match="above 0"):
-        ramp("http://127.0.0.1:9/", [b"{}"], **({"bound_ms": 10.0} | given))
+        use("http://127.0.0.1:9/", [b"{}"], **(usual | given))
 
 
 def test_a_server_that_is_not_there_is_said_to_be_so() -> None:

@@ -114,7 +114,7 @@ def test_energy_is_unknown_without_packages_or_where_one_cannot_be_read(tmp_path
     assert energy_counters(root) is None
 
 
-def test_machine_facts_explain_a_number_and_identify_nobody() -> None:
+def test_machine_facts_explain_a_number_and_name_no_host_user_or_path() -> None:
     facts = machine_facts()
     assert facts["cpu"]
     assert facts["cores"] >= 1
@@ -135,7 +135,7 @@ def test_machine_facts_tell_what_is_hidden_from_decisions(monkeypatch: pytest.Mo
 def test_machine_facts_leave_out_what_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_text", lambda file: "")  # there is no /proc
     monkeypatch.setattr(machine.os, "sysconf_names", {})
-    monkeypatch.setattr(machine, "LIBRARIES", ("numpy", "a-library-that-nobody-has"))
+    monkeypatch.setattr(machine, "LIBRARIES", ("numpy", "a-library-that-is-not-there"))
     facts = machine_facts()
     assert facts["cpu"]
     assert facts["memory_gib"] == 0

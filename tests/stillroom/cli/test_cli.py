@@ -112,6 +112,17 @@ def test_data_that_cannot_be_read_is_refused(
     assert f"{name}{',' if 'line' in words else ':'} {words}" in refused(given, data=folder)
 
 
+def test_a_csv_without_a_column_of_labels_is_refused_with_the_flag_that_names_one(
+    given: Arguments, tmp_path: Path
+) -> None:
+    (tmp_path / "csv").mkdir()
+    for name in ("train", "test"):
+        (tmp_path / "csv" / f"{name}.csv").write_text("text,intent\nhello,greet\n")
+    said = refused(given, data=tmp_path / "csv", task="text-classification")
+    assert "text and label are needed" in said
+    assert "--label-column intent" in said
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -310,7 +321,7 @@ def allocate_too_much() -> None:
         (allocate_too_much, ("The GPU's memory is too small", "allocate 20.00 GiB. Give --device cpu")),
     ],
 )
-def test_what_the_machine_or_a_library_fails_at_is_no_fault_of_this_program(
+def test_failures_of_the_machine_or_of_a_library_are_no_fault_of_this_program(
     fails: Callable[[], None], words: tuple[str, ...], capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert guarded(fails) == 2
@@ -319,9 +330,7 @@ def test_what_the_machine_or_a_library_fails_at_is_no_fault_of_this_program(
 
 
 def test_the_package_has_a_function_for_each_verb_and_refuses_other_names() -> None:
-    verbs = (
-        "run distill finetune label select search benchmark export profile evaluate explain push load transfer"
-    )
+    verbs = "run distill finetune label select search benchmark export profile evaluate explain push load transfer"
     assert set(stillroom.__all__) == {*verbs.split(), "Pipeline", "Generator", "Client"}
     assert all(callable(getattr(stillroom, name)) for name in stillroom.__all__)
     with pytest.raises(AttributeError, match="stillroom has no 'teach'"):
@@ -346,7 +355,7 @@ def test_several_processes_are_for_verbs_that_train_in_several(monkeypatch: pyte
     assert "2 processes were started for `inspect`; only distill, finetune and run train in several" in ended.said
 
 
-def test_what_only_another_process_meets_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_another_process_alone_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> None:
         raise BadInput("the folder is not seen from here")
 

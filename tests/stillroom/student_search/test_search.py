@@ -3,11 +3,13 @@
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import optuna
 import pytest
 import torch
 from quick_search import quick_searches
@@ -17,7 +19,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 from compress.evaluation.metrics import ACCURACY, Score
 from compress.models.families import family_of
 from compress.models.initialise import student_config
-from compress.models.shapes import Shape, shape_of
+from compress.models.pretrained import open_model
+from compress.models.shapes import STUDENTS, Shape, shape_of
 from latency.analysis.latency_model import OPERATORS
 from serve.bundle.fetched import cache_folder
 from serve.errors import BadInput
@@ -26,7 +29,8 @@ from stillroom.report.search_page import as_good
 from stillroom.student_search import machine_latency, trials
 from stillroom.student_search.controller import Controller
 from stillroom.student_search.machine_latency import parameters, random_config, random_rows
-from stillroom.student_search.space import Space
+from stillroom.student_search.space import Space, encoder_weights, space_of
+from stillroom.student_search.trials import first_shapes
 from stillroom.verbs.search import show_search
 
 SETTINGS: dict[str, Any] = {
@@ -110,7 +114,7 @@ def test_the_best_of_those_that_were_trained_is_chosen_and_timed(found: dict[str
     assert kept == json.loads(json.dumps({key: value for key, value in found.items() if key != "report"}))
 
 
-def test_what_is_shown_names_the_choice_and_the_command_that_trains_it_and_no_text_of_the_data(
+def test_terminal_and_page_name_the_choice_and_its_command_and_no_text_of_the_data(
     found: dict[str, Any], data: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert f"--student {found['chosen']} " in found["command"] + " "
@@ -220,7 +224,7 @@ def test_only_students_that_are_predicted_to_fit_are_trained(
     assert kept["chosen"] is None or kept["chosen"] in {row["student"] for row in kept["trials"]}
 
 
-def test_a_latency_model_that_cannot_be_used_is_made_again_and_a_budget_that_none_meets_is_refused_before_any_training(
+def test_a_damaged_latency_model_is_made_again_and_a_budget_that_none_meets_is_refused_before_any_training(
     found: dict[str, Any], given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (kept,) = (cache_folder() / "latency").glob("*.json")
@@ -237,7 +241,7 @@ def test_a_latency_model_that_cannot_be_used_is_made_again_and_a_budget_that_non
     assert not (tmp_path / "none.work" / "teacher").exists()
 
 
-def test_as_good_are_those_that_are_faster_and_not_shown_to_be_worse() -> None:
+def test_students_that_are_faster_and_not_shown_to_be_worse_are_as_good() -> None:
     def row(student: str, high: float | None, ms: float) -> dict[str, Any]:
         minus = None if high is None else {"value": high - 0.02, "low": high - 0.04, "high": high}
         return {"student": student, "minus_chosen": minus, "predicted_ms": ms}
@@ -265,3 +269,51 @@ def test_students_of_every_family_can_have_random_weights(family: str) -> None:
     assert small.pad_token_id not in row.ids
     whole = AutoModel.from_config(student_config(config, shape))
     assert parameters(teacher, shape) == sum(each.numel() for each in whole.parameters())  # type: ignore[arg-type]
+
+
+# The shapes that a search chooses from: none larger than the teacher, the papers' among them, each of which a sampler can suggest.
+BERT, MINILM = Shape(12, 768, 12, 3072), Shape(6, 384, 12, 1536)
+
+
+@pytest.mark.parametrize("others", [(), ("relu",)])
+@pytest.mark.parametrize("teacher", [BERT, MINILM, Shape(4, 32, 4, 64), Shape(1, 128, 2, 512)])
+def test_every_shape_is_suggested_for_what_the_sampler_is_told_of_it(teacher: Shape, others: tuple[str, ...]) -> None:
+    space = Space(teacher, others)
+    every = space.shapes()
+    assert teacher in every
+    assert len(set(every)) == len(every)
+    for shape in every:
+        assert space.suggested(optuna.trial.FixedTrial(space.parameters_of(shape))) == shape
+        assert shape.layers <= teacher.layers
+        assert shape.hidden <= teacher.hidden
+        assert shape.ffn <= teacher.ffn
+        assert shape.hidden % shape.heads == 0
+        assert shape.hidden < teacher.hidden or shape.heads == teacher.heads, "only its own heads let layers be copied"
+
+
+def test_the_students_of_the_papers_are_in_the_space_of_their_teacher() -> None:
+    assert set(STUDENTS.values()) <= set(Space(BERT).shapes())
+    small = {shape for shape in STUDENTS.values() if shape.layers <= 6 and shape.hidden <= 384}
+    assert small <= set(Space(MINILM).shapes())
+
+
+def test_the_largest_of_each_depth_at_the_teachers_width_is_tried_first_then_those_of_the_papers() -> None:
+    space = Space(MINILM)
+    fitting = [shape for shape in space.shapes() if encoder_weights(shape) <= encoder_weights(STUDENTS["3x384"])]
+    papers = [shape for shape in STUDENTS.values() if shape in fitting]
+    assert papers == [STUDENTS["3x384"]]
+    assert first_shapes(space, fitting) == [
+        STUDENTS["3x384"], Shape(4, 384, 12, 512), Shape(2, 384, 12, 1536), Shape(1, 384, 12, 1536),
+    ]  # fmt: skip
+    assert first_shapes(space, [Shape(2, 128, 2, 128)]) == []
+    both = [replace(shape, activation=activation) for shape in fitting for activation in ("", "relu")]
+    assert first_shapes(Space(MINILM, ("relu",)), both) == first_shapes(space, fitting)
+    deep = Shape(6, 384, 12, 384, "relu")  # no other of six layers fits
+    assert first_shapes(Space(MINILM, ("relu",)), [*fitting, deep]) == [deep, *first_shapes(space, fitting)]
+
+
+def test_relu_is_tried_beside_the_activation_of_a_teacher_that_has_another(tiny_teacher: Path) -> None:
+    opened = open_model(str(tiny_teacher))
+    assert space_of(opened).activations == ("", "relu")
+    opened.config.hidden_act = "relu"
+    assert space_of(opened).activations == ("",)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lookup_bundles import INTENTS, VOCABULARY, city_table, intent_table, write_bundle, write_relations_bundle
+from lookup_bundles import VOCABULARY, city_table, write_bundle, write_relations_bundle
 
 
 @pytest.fixture(scope="package")
@@ -16,20 +16,8 @@ def cities(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="package")
-def intents(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bundles") / "intents"
-    return write_bundle(folder, intent_table(), task="text-classification", labels=INTENTS)
-
-
-@pytest.fixture(scope="package")
 def relations(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_relations_bundle(tmp_path_factory.mktemp("bundles") / "relations")
-
-
-@pytest.fixture(scope="package")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Finds cities."""
-    return write_bundle(tmp_path_factory.mktemp("bundles") / "plain", city_table())
 
 
 @pytest.fixture(scope="package")

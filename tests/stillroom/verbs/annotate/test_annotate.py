@@ -1,6 +1,7 @@
 """`stillroom annotate`: every row answered once, in order, whatever happens on the way."""
 
 import fcntl
+import gzip
 import hashlib
 import json
 import os
@@ -214,7 +215,7 @@ def test_it_goes_on_only_after_the_answers_to_the_rows_that_the_input_has(cities
     assert [each["text"] for each in lines(job.output)][3:] == ["rome 3", "oslo 4", "paris"]
 
 
-def test_what_it_did_not_begin_is_left_alone(cities: Path, tmp_path: Path) -> None:
+def test_files_that_annotate_did_not_begin_are_left_alone(cities: Path, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("rome\n")
     (tmp_path / "notes.jsonl").write_text("mine\n")
     with pytest.raises(BadInput, match=r"notes.jsonl.lineage.json is not beside it"):
@@ -362,17 +363,20 @@ def test_no_process_outlives_a_kill_or_ctrl_c(
         ("--threads 1025", "--threads is 1,025"),
         ("--input nowhere.txt", "--input nowhere.txt cannot be read"),
         ("--input in.xml", "in.xml is no known format"),
+        ("--input - --format parquet", "standard input cannot be parquet, which is read from its end"),
+        ("--input in.parquet.gz", "cannot be parquet, which is read from its end"),
         ("--output nowhere/out.jsonl", "there is no folder"),
-        ("--output .", "holds files that `annotate` did not write (in.txt)"),
+        ("--output .", "holds files that `annotate` did not write (in.parquet.gz, in.txt)"),
         ("--output - --json", "both write to stdout"),
         ("--variant int4", "int4"),
     ],
 )
-def test_usage_that_cannot_be_meant_is_refused(
+def test_flags_that_cannot_be_used_are_refused(
     cities: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("in.txt").write_text("rome\n")
+    Path("in.parquet.gz").write_bytes(gzip.compress(b"a"))
     done = stillroom("annotate", cities, "--input", "in.txt", "--output", "out.jsonl", *arguments.split())
     assert done.code == 2
     assert said in done.said

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import pytest
 from in_process import command
+from test_annotate import lines
 
 from serve.bundle.runtimes import Device
 from serve.errors import BadInput, InternalError
@@ -18,10 +19,6 @@ from stillroom.verbs.annotate.checks import lineage
 from stillroom.verbs.annotate.parts import Job
 from stillroom.verbs.annotate.rows import Columns
 from stillroom.verbs.annotate.run import annotate
-
-
-def lines(file: Path) -> list[Any]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def row(text: str) -> str:
@@ -39,27 +36,22 @@ def job(cities: Path, tmp_path: Path) -> Annotation:
 
 
 def test_a_mended_row_is_asked_again_and_no_other_is(job: Annotation) -> None:
-    annotate(written(job, row("rome"), "nope", row("oslo"), "{}", row("paris")))
+    pair = json.dumps({"text": "rome", "text_pair": "a"})  # which the model refuses
+    annotate(written(job, row("rome"), "nope", row("oslo"), "{}", row("paris"), pair))
     before = job.output.read_bytes().splitlines(keepends=True)
     # A computed answer would be another: this one shows that it was kept.
     before[2] = before[2].replace(b'"truncated":false', b'"truncated":true')
     job.output.write_bytes(b"".join(before))
-    document = annotate(written(job, row("rome"), row("fly to rome"), row("oslo"), "{}", row("paris"), row("a")))
+    mended = (row("rome"), row("fly to rome"), row("oslo"), "{}", row("paris"), row("to oslo"), row("a"))
+    document = annotate(written(job, *mended))
     after = job.output.read_bytes().splitlines(keepends=True)
-    assert (document["rows"], document["rows_before"], document["rows_asked_again"]) == (6, 5, 1)
+    assert (document["rows"], document["rows_before"], document["rows_asked_again"]) == (7, 6, 2)
     assert document["bad_rows"] == 0
-    assert [after[0], after[2], after[3], after[4]] == [before[0], before[2], before[3], before[4]]
-    assert json.loads(after[1]) == {"text": "fly to rome", "answer": Pipeline(job.bundle)("fly to rome")}
+    assert [after[0], *after[2:5]] == [before[0], *before[2:5]]
+    for line, text in ((1, "fly to rome"), (5, "to oslo")):
+        assert json.loads(after[line]) == {"text": text, "answer": Pipeline(job.bundle)(text)}
     assert annotate(job)["texts_per_s"] is None
     assert job.output.read_bytes() == b"".join(after)
-
-
-def test_a_row_that_the_model_refused_is_asked_again_once_it_has_changed(job: Annotation) -> None:
-    pair = json.dumps({"text": "rome", "text_pair": "a"})
-    assert annotate(written(job, row("a"), pair))["bad_rows"] == 1
-    assert annotate(job)["texts_per_s"] is None
-    annotate(written(job, row("a"), row("rome")))
-    assert "answer" in lines(job.output)[1]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +103,7 @@ def test_many_mended_rows_end_with_the_bytes_of_a_run_that_had_no_bad_row(
     assert job.output.read_bytes() == whole.output.read_bytes()
 
 
-def test_what_stops_the_mending_leaves_the_output_as_it_was(job: Annotation) -> None:
+def test_a_fault_while_rows_are_mended_leaves_the_output_as_it_was(job: Annotation) -> None:
     annotate(written(job, "nope", row("rome"), row("oslo")))
     before = job.output.read_bytes()
     job.output.with_name("out.jsonl.mended").write_text("half of it")  # as a kill leaves it

@@ -75,11 +75,14 @@ def test_a_table_keeps_the_columns_and_types_of_a_parquet_input(
     assert np.stack(found["vector"].to_pylist()).astype(np.float32).tobytes() == exact(vectors, TEXTS).tobytes()
 
 
-@pytest.mark.parametrize("output", ["out.jsonl", "out.parquet", "out.npy"])
 @pytest.mark.parametrize(
-    "name",
-    ["in.jsonl", "in.jsonl.gz", "in.json", "array.json", "in.csv", "header.tsv", "in.txt", "in.parquet", "int.parquet"],
-)
+    ("name", "output"),
+    [
+        *((name, "out.parquet") for name in (
+            "in.jsonl", "in.jsonl.gz", "in.json", "array.json", "in.csv", "header.tsv", "in.txt", "in.parquet", "int.parquet")),
+        ("in.jsonl", "out.jsonl"), ("in.parquet", "out.jsonl"), ("in.jsonl", "out.npy"), ("in.parquet", "out.npy"),
+    ],
+)  # fmt: skip
 def test_an_input_without_rows_is_an_output_without_rows(vectors: Path, tmp_path: Path, name: str, output: str) -> None:
     if name.endswith(".parquet"):  # pandas gives a column without values any type
         empty = typed().slice(0, 0) if name == "in.parquet" else pa.table({"text": pa.array([], pa.int64())})
@@ -148,7 +151,7 @@ def test_rows_with_an_error_are_nan_or_null_with_the_message(vectors: Path, tmp_
     assert 'has no field "text"' in rows[1]["error"]
 
 
-def test_what_cannot_be_a_table_or_an_array_is_refused(cities: Path, vectors: Path, tmp_path: Path) -> None:
+def test_answers_that_fit_no_table_or_array_are_refused(cities: Path, vectors: Path, tmp_path: Path) -> None:
     file = tmp_path / "in.jsonl"
     file.write_text('{"text": "rome", "n": 1}\n{"text": "fly", "n": {"a": 1}}\n', encoding="utf-8")
     with pytest.raises(BadInput, match="is an array of vectors, and 'cities' gives entities, BIO"):

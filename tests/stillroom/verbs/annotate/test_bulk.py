@@ -26,11 +26,13 @@ from pyarrow import parquet
 
 from serve.errors import BadInput
 from serve.model.pipeline import Pipeline
+from serve.tasks import open_bundle
+from serve.text.answers import AnswerOptions
 from stillroom.verbs.annotate import Annotation, reader
 from stillroom.verbs.annotate.checks import is_bulk
-from stillroom.verbs.annotate.parts import MANIFEST
+from stillroom.verbs.annotate.parts import MANIFEST, Job
 from stillroom.verbs.annotate.reader import InputFile
-from stillroom.verbs.annotate.rows import Start
+from stillroom.verbs.annotate.rows import Columns, Start
 from stillroom.verbs.annotate.run import annotate, annotate_files, summary
 
 TEXTS = [f"{'please ' * (number % 5)}{['rome', 'fly to rome', 'fly'][number % 3]}" for number in range(23)]
@@ -63,6 +65,11 @@ def write_inputs(folder: Path) -> None:
 
 def settings_of(bundle: Path, given: Path | str, out: Path | str, **more: Any) -> Annotation:
     return Annotation(bundle, given, out, **({"processes": 1, "part_rows": 5} | more))
+
+
+def job_of(bundle: Path, out: Path) -> Job:
+    digest = open_bundle(bundle).manifest.digest
+    return Job(str(bundle), digest, "fp32", 1, "cpu", Columns(), AnswerOptions(), None, "stop", 5, str(out))
 
 
 def parts_of(out: Path, name: str) -> list[Path]:
@@ -145,13 +152,6 @@ def test_a_part_begins_anywhere_in_a_row_group_of_many_batches(
             assert [row.line for _, rows in found for row in rows] == list(range(begin + 1, end + 1))
 
 
-def test_the_manifest_has_the_digest_of_each_part(whole: Path) -> None:
-    manifest = json.loads((whole / MANIFEST).read_bytes())
-    assert manifest["complete"]
-    assert {name: part["sha256"] for name, part in manifest["parts"].items()} == digests(whole)
-    assert sum(part["rows"] for part in manifest["parts"].values()) == 230
-
-
 def test_a_rerun_makes_what_is_missing_and_nothing_twice(
     plain: Path, inputs: Path, whole: Path, tmp_path: Path
 ) -> None:
@@ -177,6 +177,7 @@ def test_a_rerun_makes_what_is_missing_and_nothing_twice(
     assert digests(out).items() > digests(whole).items()
     manifest = json.loads((out / MANIFEST).read_bytes())
     assert {name: part["sha256"] for name, part in manifest["parts"].items()} == digests(out)
+    assert (manifest["complete"], sum(part["rows"] for part in manifest["parts"].values())) == (True, 231)
     assert annotate_files(settings)["texts_per_s"] is None
 
 
@@ -273,6 +274,11 @@ def test_places_that_cannot_be_used_are_refused(plain: Path, inputs: Path, tmp_p
         (inputs, inputs / "out", "is in the input folder"),
         ("-", out, "standard input and output have no parts"),
         ("https://host/in.jsonl", out, "on this machine's disk and at s3://"),
+        (
+            inputs / "plain.txt",
+            "/proc/self",
+            "--output /proc/self cannot be written",
+        ),  # which the superuser cannot write to either
     ):
         assert said in refused(plain, given, output)
     (tmp_path / "odd").mkdir()
@@ -283,18 +289,23 @@ def test_places_that_cannot_be_used_are_refused(plain: Path, inputs: Path, tmp_p
     assert not out.exists()
 
 
-def test_what_becomes_a_folder_of_parts(inputs: Path, tmp_path: Path) -> None:
-    def bulk(given: Path | str, out: Path | str, **more: Any) -> bool:
-        return is_bulk(Annotation(tmp_path, given, out, **more))
-
-    assert bulk(inputs, tmp_path / "out")
-    assert bulk(f"{inputs}/*.txt", tmp_path / "out")
-    assert bulk("s3://bucket/in.txt", tmp_path / "out")
-    assert bulk(inputs / "plain.txt", tmp_path)
-    assert bulk(inputs / "plain.txt", "s3://bucket/out")
-    assert bulk(inputs / "plain.txt", tmp_path / "out", ray="local")
-    assert not bulk(inputs / "plain.txt", tmp_path / "out.jsonl")
-    assert not bulk("-", "-")
+@pytest.mark.parametrize(
+    ("given", "out", "is_a_folder"),
+    [
+        ("{}", "{}/out", True),
+        ("{}/*.txt", "{}/out", True),
+        ("s3://bucket/in.txt", "{}/out", True),
+        ("{}/plain.txt", "{}", True),
+        ("{}/plain.txt", "s3://bucket/out", True),
+        ("{}/plain.txt", "{}/out.jsonl", False),
+        ("-", "-", False),
+    ],
+)
+def test_folders_patterns_and_stores_are_answered_to_a_folder_of_parts(
+    given: str, out: str, is_a_folder: bool, inputs: Path
+) -> None:
+    assert is_bulk(Annotation(inputs, given.format(inputs), out.format(inputs))) is is_a_folder
+    assert is_bulk(Annotation(inputs, inputs / "plain.txt", inputs / "out", ray="local"))
 
 
 def running(bundle: Path, given: Path, out: Path, *more: str) -> "AbstractContextManager[subprocess.Popen[str]]":
@@ -318,7 +329,7 @@ SLOW_TEXT = "fly to rome please " * 8
 
 def test_a_rerun_after_kills_and_ctrl_c_ends_with_the_same_bytes(slow: Path, tmp_path: Path) -> None:
     given, out = tmp_path / "in.txt", tmp_path / "out"
-    given.write_text(f"{SLOW_TEXT}\n" * 1000, encoding="utf-8")
+    given.write_text(f"{SLOW_TEXT}\n" * 700, encoding="utf-8")
     annotate_files(settings_of(slow, given, tmp_path / "undisturbed", part_rows=50))
     out.mkdir()  # otherwise one file is the output of one file
 
@@ -326,7 +337,7 @@ def test_a_rerun_after_kills_and_ctrl_c_ends_with_the_same_bytes(slow: Path, tmp
         wait_until(partial(has_parts, out, 2), driver)
         workers = [each for each in psutil.Process(driver.pid).children() if "spawn_main" in " ".join(each.cmdline())]
         workers[0].kill()  # is replaced
-        wait_until(partial(has_parts, out, 5), driver)
+        wait_until(partial(has_parts, out, 4), driver)
         workers = psutil.Process(driver.pid).children(recursive=True)
         driver.kill()
         driver.communicate()
@@ -334,7 +345,7 @@ def test_a_rerun_after_kills_and_ctrl_c_ends_with_the_same_bytes(slow: Path, tmp
         assert not alive
 
     with running(slow, given, out) as driver:
-        wait_until(partial(has_parts, out, 8), driver)
+        wait_until(partial(has_parts, out, 6), driver)
         driver.send_signal(signal.SIGINT)
         said = driver.communicate(timeout=PATIENCE_S)[1]
         assert driver.returncode == 130, said
