@@ -91,6 +91,10 @@ def label(settings: Labelling, notify: Notify = silent) -> dict[str, Any]:
                 for answers in _asked(teacher, settings, texts, missing, asked, fresh=not before):
                     journal.add(answers)
                     shown(len(journal.rows), len(texts))
+        if settings.command:  # a file that changed meanwhile is one that the command writes, such as a log
+            journal.lineage[COMMAND_FILES] = dict(
+                teacher.lineage[COMMAND_FILES].items() & files_of(settings.command).items()
+            )
         told = journal.finish()
     prices = settings.prompt_price * told["prompt_tokens"] + settings.completion_price * told["completion_tokens"]
     sent = {"requests": asked.requests, "retries": asked.retries}

@@ -272,6 +272,16 @@ def test_a_script_that_changed_is_told(tmp_path: Path, named: str, monkeypatch: 
     assert [row.get("note") for row in rows] == [None] * 12 + ["new"] * 3
 
 
+def test_a_file_that_the_command_writes_is_none_that_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = command(tmp_path, "with open(sys.argv[1], 'a') as log: log.write(text)") + " run.log"
+    (tmp_path / "run.log").write_text("earlier")
+    for count, before in ((12, 0), (12, 12), (15, 12), (15, 15)):
+        document, rows = label(tmp_path, given, count=count)
+        assert document["texts_before"] == before
+        assert right(rows)
+
+
 def test_a_line_nested_too_deeply_costs_its_text(tmp_path: Path) -> None:
     deep = """if row["id"] in (2, 3):
     print('{"id": %d, "label": %s%s}' % (row["id"], "[" * 100_000, "]" * 100_000 * (row["id"] - 2)), flush=True)
