@@ -262,6 +262,8 @@ def save(model: Any, folder: Path, inputs: TaskInputs, progress: Progress, detai
     warnings = loss_warnings(progress.loss, details["role"], inputs.notify)
     lineage = details | {
         "data": inputs.splits.fingerprint,
+        "pairs": inputs.splits.pairs,
+        "single_texts": inputs.splits.single_texts,
         "seed": inputs.settings.seed,
         "loss": progress.loss,
         "doubts": warnings,

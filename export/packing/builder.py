@@ -199,6 +199,7 @@ class ModelReport:
             multi_label=facts.multi_label,
             relations=facts.relations,
             pairs=facts.pairs,
+            single_texts=facts.single_texts,
             max_length=facts.max_length,
             default_variant=variants.served,
             variants=described,

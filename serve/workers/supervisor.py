@@ -82,6 +82,8 @@ class ServedModel:
         self.device: Device = device
         self.manifest: Manifest = bundle.manifest
         self.task = task_of(bundle.manifest)
+        self.text_answer_bytes = self.task.answer_bytes(bundle.manifest)
+        """The most bytes of the answer to a text in JSON, by the options; 0 where the text decides."""
         choice = choose(bundle, variant, device=device)
         for note in choice.notes:
             log.warning("%s", note)

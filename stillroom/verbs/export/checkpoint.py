@@ -56,6 +56,7 @@ from stillroom.verbs.export import Exporting
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
+KINDS_OF_TEXTS = ("pairs", "single_texts")  # of the data, or else in the lineage of the checkpoint
 LENGTHS = (16, 64, 128)  # tokens: a short message, a sentence or two, a paragraph
 
 # Unlabelled texts that an export without data reads: one half calibrates, the other checks.
@@ -333,6 +334,7 @@ def _facts(given: _Given, settings: Exporting, name: str, relations: bool, made_
     """Facts of the model for its card and manifest; `made_of` is added to the lineage of the checkpoint."""
     # The checkpoint's lineage, without its curves.
     lineage = read_lineage(given.opened.folder) or {"checkpoint": given.opened.public_name}
+    texts = lineage if given.splits is None else {name: getattr(given.splits, name) for name in KINDS_OF_TEXTS}
     return CardFacts(
         name,
         given.task.name,
@@ -346,7 +348,8 @@ def _facts(given: _Given, settings: Exporting, name: str, relations: bool, made_
         lineage={key: value for key, value in lineage.items() if key not in ("loss", "validation")} | dict(made_of),
         multi_label=given.task.multi_label,
         relations=relations,
-        pairs=given.splits.pairs if given.splits else False,
+        pairs=texts.get("pairs") is True,
+        single_texts=texts.get("single_texts"),
         vector_width=given.opened.config.hidden_size if given.how else 0,
         normalised=bool(given.how and given.how.normalised),
     )

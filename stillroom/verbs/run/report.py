@@ -59,6 +59,7 @@ def model_report_of(
             multi_label=inputs.splits.multi_label,
             relations=inputs.splits.relations,
             pairs=inputs.splits.pairs,
+            single_texts=inputs.splits.single_texts,
             max_length=inputs.max_length,
             license=recipe.license or None,
             data_license=recipe.data_license or None,
