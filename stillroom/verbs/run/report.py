@@ -50,7 +50,7 @@ def model_report_of(
     gates = []
     if theirs:
         share = ours / theirs["value"] if theirs["value"] else 0.0
-        gates = [gate("int8 over teacher, validation", share, recipe.teacher_gate)]
+        gates = [gate("int8 over teacher, validation", share, recipe.teacher_gate, "--teacher-gate")]
     return ModelReport(
         CardFacts(
             name=recipe.model_name,

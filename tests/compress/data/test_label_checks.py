@@ -8,7 +8,7 @@ import pytest
 from compress.data.examples import Entity, Example, Splits
 from compress.data.label_checks import label_warnings
 from compress.data.tags import from_tags
-from compress.tasks import TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
+from compress.tasks import TEXT_CLASSIFICATION, TEXT_REGRESSION, TOKEN_CLASSIFICATION
 
 
 def examples(*labels: str | tuple[str, ...]) -> list[Example]:
@@ -150,3 +150,16 @@ def test_entities_whose_labels_all_have_one_prefix_are_told() -> None:
         row = Example("in Oslo", entities=(Entity(3, 7, label), Entity(0, 2, label.replace("city", "name"))))
         (said,) = label_warnings(Splits([row], [row], [row]), TOKEN_CLASSIFICATION)
         assert said.startswith("Some labels of entities begin with the prefix of a tag")
+
+
+def test_a_split_whose_texts_all_have_one_answer_is_told() -> None:
+    (said,) = warnings(["a", "b", "b"], ["b", "b"], ["a", "b"])
+    assert said.startswith("All texts of validation have one label (b): ")
+    assert warnings(["a", "a"], ["a", "a"], ["a", "a"]) == []  # train has no other
+    scores = [Example(f"text {i}", label=float(i)) for i in range(3)]
+    same = [replace(example, label=2.0) for example in scores]
+    (said,) = label_warnings(Splits(scores, scores, same), TEXT_REGRESSION)
+    assert said.startswith("All texts of test have one number: ")
+    entities = [Example("ab x", entities=(Entity(0, 2, "x"),)), Example("ab", entities=())]
+    bare = [replace(example, entities=()) for example in entities]
+    assert any("no entity" in each for each in label_warnings(Splits(entities, bare, entities), TOKEN_CLASSIFICATION))

@@ -18,6 +18,7 @@ from export.packing.variants import (
     Split,
     Variants,
     faults_of,
+    few_texts,
     make_variants,
     nothing_to_keep,
     read_variants,
@@ -333,3 +334,14 @@ def test_weight_only_files_are_not_for_openvino() -> None:
         VariantSettings(int8="weight-only", runtime="openvino")
     assert VariantSettings(runtime="openvino").runs_in("int8") == "openvino"
     assert VariantSettings(runtime="openvino").runs_in("fp32") == "onnxruntime"
+
+
+def test_int8_of_few_texts_is_told() -> None:
+    (said,) = few_texts(1, 400, VariantSettings(variants=("fp32", "int8")))
+    assert said.startswith("int8 rests on few texts: 1 text to calibrate it, and 400 to compare it with fp32.")
+    assert few_texts(400, 2, VariantSettings(variants=("int8",)))
+    assert (
+        few_texts(400, 400, VariantSettings(variants=("int8",)))
+        == few_texts(1, 1, VariantSettings(variants=("fp32",)))
+        == []
+    )

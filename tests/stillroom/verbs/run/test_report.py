@@ -257,3 +257,17 @@ def test_the_graphs_run_over_validation_in_the_export_alone(
     make_scores(tmp_path, inputs, folders)
     assert read_json(tmp_path / "scores.json") == scores
     assert ran == [inputs.test.texts] * len(read_variants(folders["export"]).runs)
+
+
+def test_a_missed_gate_is_named_by_its_flag_with_a_value_that_passes(
+    judged: tuple[RunInputs, dict[str, Path], dict[str, Any]],
+) -> None:
+    inputs, folders, scores = judged
+    strict = replace(inputs, settings=replace(inputs.recipe, teacher_gate=0.99))
+    better = {"teacher": {"value": 1.0, "low": 1.0, "high": 1.0}}
+    said = model_report_of(strict, folders, {"validation": scores["validation"] | better}).lower_gates
+    asked = re.fullmatch(r" If less is enough, the same command with --teacher-gate (0\.\d+) accepts it, .*", said)
+    assert asked
+    easier = replace(inputs, settings=replace(inputs.recipe, teacher_gate=float(asked[1])))
+    passing = model_report_of(easier, folders, {"validation": scores["validation"] | better})
+    assert (passing.missed, passing.lower_gates) == ([], "")
