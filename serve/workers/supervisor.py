@@ -61,8 +61,8 @@ class ServedModel:
     """One served bundle, as it was when it was opened.
 
     `variant`, `threads` and `device` are as in `Pipeline`, but `threads` is 1 by default. `processes` is the number of worker
-    processes, by default as in `processes_for`. `whole` as in `Opening`, `known` as in `open_bundle`. `name` is in place of the bundle's own: what is served from a
-    folder keeps its name, whatever bundle is put there. BundleError when the bundle is
+    processes, by default as in `processes_for`. `whole` as in `Opening`, `known` as in `open_bundle`. `name` is in place
+    of the bundle's own: what is served from a folder keeps its name, whatever bundle is put there. BundleError when the bundle is
     damaged, or its variant cannot run here; BadInput for a `device` that is not here.
     """
 

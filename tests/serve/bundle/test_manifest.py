@@ -7,7 +7,9 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
+from patience import PATIENCE_S
 from server_process import serving, until
 
 from serve.bundle.manifest import MAX_MANIFEST_BYTES, canonical_json, digest, sha256_file, verify
@@ -286,6 +288,31 @@ def test_a_server_reloads_a_bundle_again_after_one_with_an_odd_name(
         manifest_writer(folder, max_length=31)
         server.process.send_signal(signal.SIGHUP)
         until(lambda: server.metric(reloads.format("done")) == 1)
+
+
+def test_a_bundle_that_is_moved_to_the_place_of_another_serves_under_its_name(
+    entities_bundle: Path, copied: Copy, manifest_writer: Writer, tmp_path: Path
+) -> None:
+    folder = copied(entities_bundle)
+    new = folder.rename(tmp_path / "new")
+    copied(entities_bundle)
+    manifest_writer(new, name="my-bundle.new", max_length=31)
+    after = open_bundle(new).manifest.digest
+
+    def described() -> dict[str, object]:
+        (model,) = httpx.get(f"{server.url}/v1/models", timeout=PATIENCE_S).json()["models"]
+        return model  # type: ignore[no-any-return]
+
+    with serving(folder) as server:
+        name = described()["name"]
+        for before, now in ((folder, folder.with_name("old")), (new, folder)):
+            before.rename(now)
+        server.process.send_signal(signal.SIGHUP)
+        until(lambda: described()["digest"] == after)
+        assert described()["name"] == name
+        asked = {"text": "fly to Rome", "model": name}
+        answer = httpx.post(f"{server.url}/v1/entities", json=asked, timeout=PATIENCE_S).json()
+        assert answer["model"] == name
 
 
 def test_what_could_be_a_pickle_is_refused_whatever_it_is_called(
