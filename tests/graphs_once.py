@@ -34,5 +34,6 @@ def graphs_made_once(kept: Path) -> Iterator[None]:
         patch("export.graph.exporter.export_graph", export_graph),
         patch("export.packing.variants.export_graph", export_graph),
         patch("stillroom.verbs.run.stages.export_graph", export_graph),
+        patch("stillroom.student_search.machine_latency.export_graph", export_graph),
     ):
         yield

@@ -69,18 +69,16 @@ def sentences(document: dict[str, Any]) -> list[str]:
 
 def page(document: dict[str, Any]) -> str:
     """One self-contained HTML document."""
+    sources = [f"{row['model']} ({row['shape']}): {row['source']}" for row in document["published"]]
     return rendered(
-        "benchmark.html",
-        {
-            "title": f"{document['model']['name']} on {document['suite']}",
-            "document": document,
-            "measured": measured(document),
-            "beside": beside(document),
-            "sentences": sentences(document),
-            "sources": list(
-                dict.fromkeys(f"{row['model']} ({row['shape']}): {row['source']}" for row in document["published"])
-            ),
-        },
+        f"{document['model']['name']} on {document['suite']}",
+        [("note", "benchmark", document), ("warnings", document["warnings"])],
+        [
+            ("beside", "Beside the papers", [beside(document), *(("quiet", said) for said in sentences(document))]),
+            ("scores", "All scores", [measured(document)]),
+            ("sources", "Where the papers' scores are from", [list(dict.fromkeys(sources))]),
+            ("machine", "Machine", [document["machine"]]),
+        ],
     )
 
 

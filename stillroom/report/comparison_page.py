@@ -6,7 +6,7 @@ from typing import Any
 from stillroom.report import formats
 from stillroom.report.drawings import Interval, intervals
 from stillroom.report.formats import Table, difference, score, scored, scored_as, size, table
-from stillroom.report.pages import rendered
+from stillroom.report.pages import Part, rendered
 
 CHOICES = {"start": "{}", "teacher_layer": "teacher layer {}", "distill_tokens": "{:,} tokens"}
 
@@ -51,37 +51,31 @@ def markdown(document: dict[str, Any]) -> str:
 
 def page(document: dict[str, Any]) -> str:
     """One self-contained HTML document."""
-    best, several = document["best"], _several(document)
-    chosen_s = sum(row["choice_seconds"] for row in document["rows"])
-    cost = (
-        "The learning rate of the last training on the task (label rate) is the best on validation with seed 0. The trainings that were "
-        f"not taken cost {chosen_s / 60:.1f} minutes more, which the table leaves out."
-    )
+    best, several, rows = document["best"], _several(document), document["rows"]
     export = document.get("export") or {"bundle": None, "report": None}  # what became of `--export best`
     missed = f"No bundle was written, because a gate was missed: {export['report']} says which."
-    named = f"{document['metric'].replace('_', ' ')} on test, mean over {document['settings']['seeds']} seeds"
+    measured = f"{document['metric'].replace('_', ' ')} on test, mean over {document['settings']['seeds']} seeds"
+    bundle = f"Its bundle is {export['bundle']}." if export["bundle"] else missed if export["report"] else ""
+    means = [
+        Interval(name_of(row, several), row["mean"], row["low"], row["high"], score(row["mean"]) or "") for row in rows
+    ]
+    losses: list[Part] = [
+        ("details", name_of(row, several), [{stage: _ranges(of) for stage, of in row["losses"].items()}])
+        for row in rows
+    ]
     return rendered(
-        "comparison.html",
-        {
-            "title": "Methods compared",
-            "document": document,
-            "named": named,
-            "teacher": scored_as(document["teacher"]),
-            "cost": cost if any(row["label_rates"][1:] for row in document["rows"]) else "",
-            "best": f"Best on validation: {name_of(best, several)}, seed {best['seed']}.",
-            "bundle": f"Its bundle is {export['bundle']}." if export["bundle"] else missed if export["report"] else "",
-            "table": compared(document),
-            "means": intervals(
-                [
-                    Interval(name_of(row, several), row["mean"], row["low"], row["high"], score(row["mean"]) or "")
-                    for row in document["rows"]
-                ]
-            ),
-            "losses": [
-                (name_of(row, several), {stage: _ranges(of) for stage, of in row["losses"].items()})
-                for row in document["rows"]
-            ],
-        },
+        "Methods compared",
+        [
+            ("note", "comparison", measured, scored_as(document["teacher"]), rows),
+            ("quiet", f"Best on validation: {name_of(best, several)}, seed {best['seed']}. {bundle}".strip()),
+            ("warnings", [doubt for row in rows for doubt in row["doubts"]]),
+        ],
+        [
+            ("table", "Table", [compared(document)]),
+            ("means", "Means with their intervals", [("bars", measured, intervals(means))]),
+            ("losses", "First and last loss of each stage", losses),
+            ("settings", "Settings", [document["settings"]]),
+        ],
     )
 
 

@@ -1,7 +1,5 @@
 """The output of `stillroom explain`: tables for the terminal and the page, and an HTML page with attention to look at."""
 
-import base64
-import hashlib
 from collections.abc import Sequence
 from textwrap import shorten
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 from stillroom.report.charts import Plane, dot, kind_of, line, linear_axis, plot
 from stillroom.report.drawings import Chart, Key
 from stillroom.report.formats import Cell, Table, score, table
-from stillroom.report.pages import environment, rendered
+from stillroom.report.pages import Part, rendered
 
 MODELS = ("teacher", "student")
 MOST_CHARACTERS = 300  # of a text in a table of the page; the document has all of it
@@ -61,47 +59,36 @@ def _answers(document: dict[str, Any]) -> str:
 
 def page(document: dict[str, Any], shown: Sequence[dict[str, Any]]) -> str:
     """One self-contained HTML document. `shown` are texts with their attention, see `stillroom.verbs.explain.shown`."""
-    from markupsafe import Markup
-
-    script = environment().get_template("attention.js").render()
-    script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    rows, clusters = document["layers"], cluster_table(document)
+    rows, spans, answers = document["layers"], document["span_clusters"], document["answers"]
     by_head = [row for row in rows if row["attention_by_head"]]
     heads = range(len(by_head[0]["attention_by_head"]) if by_head else 0)
-    models = [
-        f"{name.capitalize()} {model['name']} ({model['layers']} layers, {model['heads']} heads, {model['width']} wide)"
-        for name, model in ((name, document[name]) for name in MODELS)
-    ]
-    of = "" if document["texts"] == document["texts_in_data"] else f" of {document['texts_in_data']:,}"
-    texts = f"{document['texts']:,}{of} texts with {document['tokens']:,} tokens"
-    cut = (
-        f", {document['truncated']:,} of them cut after {document['max_length']} tokens"
-        if document["truncated"]
-        else ""
+    by_head_table = table(
+        ("layers", [_layers(row) for row in by_head]),
+        *((f"head {head + 1}", [score(row["attention_by_head"][head]) for row in by_head]) for head in heads),
     )
+    clusters: list[Part] = [f"Left out: {spans['left_out']}."] if "left_out" in spans else [
+        ("note", "explain_clusters", spans), _agreement(document), cluster_table(document),
+    ]  # fmt: skip
+    answered: list[Part] = [f"Left out: {answers['left_out']}."] if "left_out" in answers else [
+        ("said", "explain_answers", _answers(document), answers), _texts(answers["differing"]),
+    ]  # fmt: skip
+    longest_cut = max((len(text["tokens"]) for text in shown if text["cut"]), default=0)
+    settings = {key: value for key, value in document["settings"].items() if value not in ("", ())}
     return rendered(
-        "explain.html",
-        {
-            "title": "What the student learned",
-            "about": f"{'. '.join(models)}. {texts}{cut}. This page holds texts of the data.",
-            "document": document
-            | {"settings": {key: value for key, value in document["settings"].items() if value not in ("", ())}},
-            "layers": layer_table(document),
-            "heads": table(
-                ("layers", [_layers(row) for row in by_head]),
-                *((f"head {head + 1}", [score(row["attention_by_head"][head]) for row in by_head]) for head in heads),
-            ),
-            "clusters": clusters,
-            "agreement": _agreement(document) if clusters else None,
-            "shown": shown,
-            "cut": max((len(text["tokens"]) for text in shown if text["cut"]), default=0),
-            "texts": _texts(document["most_different"]),
-            "answers_said": None if "left_out" in document["answers"] else _answers(document),
-            "answers": _texts(document["answers"].get("differing", [])),
-            "script": Markup(script),  # noqa: S704 - a file of this package
-            "script_hash": f"sha256-{script_hash}",
-        },
-    )
+        "What the student learned",
+        [("note", "explain", document)],
+        [
+            ("layers", "Attention and values, layer by layer", [
+                ("note", "explain_layers", document), layer_table(document), ("under", "Attention, head by head", [by_head_table]),
+            ]),
+            ("clusters", "Clusters of spans", clusters),
+            ("attention", "Where tokens attend", [("attention", longest_cut, shown)]),
+            ("texts", "Texts whose attention differs most", [_texts(document["most_different"])]),
+            ("answers", "Answers", answered),
+            ("settings", "Settings", [settings]),
+        ],
+        script="attention.js",
+    )  # fmt: skip
 
 
 def _layers(row: dict[str, Any]) -> str:
@@ -125,7 +112,13 @@ def _texts(rows: Sequence[dict[str, Any]]) -> Table:
     whole = [" | ".join(row[key] for key in ("text", "text_pair") if key in row) for row in rows]
     texts = [shorten(text, MOST_CHARACTERS, placeholder=" ...") for text in whole]
     answers = [(name, [_answer(row, name) for row in rows]) for name in MODELS]
-    return table(("text", list(texts)), ("attention", [score(row["attention"]) for row in rows]), *answers)
+    return table(
+        ("text", list(texts)),
+        ("attention", [score(row["attention"]) for row in rows]),
+        *answers,
+        words=True,
+        rows_are="texts",
+    )
 
 
 def _answer(row: dict[str, Any], name: str) -> Cell:

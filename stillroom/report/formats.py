@@ -45,6 +45,11 @@ class Table(NamedTuple):
     header: list[str]
     rows: list[list[Cell]]
     numeric: list[bool]
+    words: bool = False  # its cells are texts: on a phone they are below each other
+    rows_are: str = ""  # what a row is, in the plural; such a table is collapsed where it is long
+
+    def __bool__(self) -> bool:
+        return bool(self.header)
 
     @property
     def texts(self) -> list[list[str]]:
@@ -52,12 +57,12 @@ class Table(NamedTuple):
         return [[written(cell) for cell in row] for row in self.rows]
 
 
-def table(*columns: tuple[str, Sequence[Cell]]) -> Table:
+def table(*columns: tuple[str, Sequence[Cell]], words: bool = False, rows_are: str = "") -> Table:
     """The table of `(header, cells)` columns, without empty ones. The first cell of a row names the row."""
     kept = [(name, list(cells)) for name, cells in columns if any(cell is not None for cell in cells)]
     rows = [list(row) for row in zip(*(cells for _, cells in kept), strict=True)]
     numeric = [i > 0 and all(map(_is_numeric, cells)) for i, (_, cells) in enumerate(kept)]
-    return Table([name for name, _ in kept], rows, numeric)
+    return Table([name for name, _ in kept], rows, numeric, words, rows_are)
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:

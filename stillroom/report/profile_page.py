@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from latency.measure.machine import machine_line
 from latency.measure.result_document import Budget, ProfileDocument, RatioRow
 from stillroom.report.formats import Cell, Estimate, markdown, number, score, scored_as, size, table
-from stillroom.report.pages import rendered
+from stillroom.report.pages import Part, rendered
 from stillroom.report.profile_charts import distribution, lengths, pareto, roofline, server
 from stillroom.report.profile_sections import (
     PARTS,
@@ -21,7 +21,7 @@ from stillroom.report.profile_sections import (
     threads_of,
     timing_conditions,
 )
-from stillroom.report.timings import PAIRED, all_figures, doubts, shapes, speed_up
+from stillroom.report.timings import PAIRED, all_figures, doubts, latencies, speed_up
 
 
 def profile_page(document: ProfileDocument, title: str = "Profile") -> str:
@@ -37,37 +37,51 @@ def profile_page(document: ProfileDocument, title: str = "Profile") -> str:
         f"{'all models' if len(names) == len(models) > 1 else ', '.join(names)}: {note}"
         for note, names in of_note.items()
     ]
-    values: dict[str, object] = {
-        "title": title,
-        "about": _about(document),
-        "document": {**dict.fromkeys(ProfileDocument.__annotations__), **document},
-        "verdict": _verdict(document["budget"]) if "budget" in document else "",
-        "lines": [*_front_lines(document), *_speed_lines(document)],
-        "doubts": doubts(document),
-        "models": table(("model", named), *_model_columns(document)) if named else table(),
-        "speed_ups": _speed_ups(document),
-        "has": {part for row in models for part in row},
-        "left_out": [*document.get("left_out", []), *noted],
-        "pareto": pareto(document),
-        "distribution": distribution(document),
-        "lengths": lengths(document),
-        "length_table": length_table(document),
-        "parts": PARTS,
-        "parts_of_calls": parts_of_calls(document),
-        "operators": operators_of(document),
-        "roofline": roofline(document),
-        "nearest": nearest_to_the_peak(document),
-        "server": server(document),
-        "shapes": shapes(document),
-        "figures": all_figures(document),
-        "PAIRED": PAIRED,
-        "threads": threads_of(document),
-        "costs": cost_tables(document),
-        "texts": texts_in_words(document),
-        "conditions": conditions_of(document),
-        "timing_conditions": timing_conditions(document),
-    }
-    return rendered("profile.html", values)
+    has = {part for row in models for part in row}
+    found, budget, calls = doubts(document), document.get("budget"), parts_of_calls(document)
+    trade, length = pareto(document), lengths(document)
+    no_metric = "No model has a metric here. Give --data with labels to plot the metric against latency."
+    sections: list[tuple[str, str, list[Part]]] = [
+        ("answer", "The answer", [
+            ("verdict", budget["verdict"], _verdict(budget), budget["sentence"]) if budget else None,
+            *_front_lines(document),
+            *_speed_lines(document),
+            ("warnings", document.get("warnings", [])),
+            ("advice", found.sentence) if found else None,
+        ]),
+        ("models", "Models", [
+            ("note", "profile_models", has, _speed_ups(document), PAIRED),
+            table(("model", named), *_model_columns(document)),
+            ("under", "Left out", [[*document.get("left_out", []), *noted]]),
+        ] if named else []),
+        ("trade", "Quality against latency", [
+            ("note", "profile_trade", budget), trade
+        ] if trade else [no_metric] if named and "metric" not in has else []),
+        ("distribution", "Distribution", [("note", "profile_distribution"), distribution(document)]),
+        ("length", "Length", [
+            ("note", "profile_length"), length, ("details", "The same as a table", [length_table(document)])
+        ] if length else []),
+        ("time", "Where the time goes", [
+            ("note", "profile_time", PARTS) if calls else None,
+            ("bars", "parts of a call, by model", calls),
+            ("under", "Operators of the graph", operators_of(document)),
+        ]),
+        ("roofline", "Roofline of the machine", [("note", "profile_roofline", nearest_to_the_peak(document)), roofline(document)]),
+        ("server", "Server", [("note", "profile_server"), server(document)]),
+        ("grid", "Batches and lengths", latencies(document, folded=True)),
+        ("threads", "Threads", [*threads_of(document)]),
+        ("costs", "Costs", [("note", "profile_costs"), *cost_tables(document)]),
+        ("doubts", "Doubts", [("doubts", *found)] if found else []),
+        ("conditions", "Conditions", [
+            texts_in_words(document),
+            conditions_of(document),
+            ("details", "The conditions of one text at a time", [timing_conditions(document)]),
+            ("opened", "The machine", [document["machine"]]),
+            ("details", "Its measured peaks: large matrix products and copying", [document.get("peaks")]),
+            ("under", "To repeat this measurement", [("command", document.get("command", ""))]),
+        ]),
+    ]  # fmt: skip
+    return rendered(title, [("quiet", _about(document))], sections)
 
 
 def profile_markdown(document: ProfileDocument) -> str:

@@ -1,24 +1,16 @@
 """Tables, bars and sentences for the sections of a profile's page; empty where nothing was measured."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from latency.measure.result_document import ProfileDocument, SweepRow
 from serve.wording import counted
 from stillroom.report.drawings import Bar, Row, bars, stack
 from stillroom.report.formats import Cell, Estimate, Model, Table, number, percent, size, table
+from stillroom.report.pages import Part
 from stillroom.report.profile_charts import length_bins
 
 PARTS = ("tokenise", "run", "decode")
 KINDS_SHOWN = 8  # of operators; the rest together
-
-
-class OperatorTimes(NamedTuple):
-    """The time of one model's graph by operator and layer."""
-
-    sentence: str
-    charts: list[tuple[str, list[Row]]]  # by kind of operator, and by layer
-    top: Table
 
 
 def models_of(document: ProfileDocument) -> list[Model]:
@@ -51,9 +43,9 @@ def parts_of_calls(document: ProfileDocument) -> list[Row]:
     return rows
 
 
-def operators_of(document: ProfileDocument) -> list[OperatorTimes]:
+def operators_of(document: ProfileDocument) -> list[Part]:
     """The operators of the profiled graphs."""
-    times = []
+    times: list[Part] = []
     for name, found in ((row["name"], row["operators"]) for row in document.get("models", []) if "operators" in row):
         top, shares = found["top"], {"by kind of operator": found["by_kind"], "by layer": found["by_layer"]}
         columns: list[tuple[str, Sequence[Cell]]] = [
@@ -64,8 +56,8 @@ def operators_of(document: ProfileDocument) -> list[OperatorTimes]:
             ("nodes", [one["calls"] for one in top]),
         ]
         spent = f"{percent(found['matrix_share'])} of its time in matrix products ({found['tokens']} tokens)"
-        charts = [(caption, _share_bars(of)) for caption, of in shares.items() if of]
-        times.append(OperatorTimes(f"{name} spends {spent}", charts, table(*columns)))
+        charts = [("figure", caption, [("bars", caption, _share_bars(of))]) for caption, of in shares.items() if of]
+        times.append(("details", f"{name} spends {spent}", [("charts", charts), table(*columns)]))
     return times
 
 
@@ -111,10 +103,11 @@ def threads_of(document: ProfileDocument) -> tuple[list[str], Table]:
         ("p50 ms", [row["p50_ms"] for row in rows]),
         ("p99 ms", [row["p99_ms"] for row in rows]),
         ("texts/s together", [row["texts_per_s"] for row in rows]),
+        rows_are="settings",
     )
 
 
-def cost_tables(document: ProfileDocument) -> list[tuple[str, Table]]:
+def cost_tables(document: ProfileDocument) -> list[Part]:
     """The costs of each model: start and memory, and for each text."""
     costs = [row["cost"] for row in document.get("models", [])]
 
@@ -143,7 +136,7 @@ def cost_tables(document: ProfileDocument) -> list[tuple[str, Table]]:
         ],
     }
     models = ("model", models_of(document))
-    return [(heading, table(models, *columns)) for heading, columns in tables.items() if table(*columns).header]
+    return [("under", name, [table(models, *columns)]) for name, columns in tables.items() if table(*columns)]
 
 
 def texts_in_words(document: ProfileDocument) -> str:

@@ -11,9 +11,9 @@ from serve.bundle.manifest import canonical_json
 from serve.wording import all_of, counted
 from stillroom.report.drawings import Interval, curve, intervals
 from stillroom.report.formats import Cell, Outcome, Table, number, score, scored, scored_as, size, table
-from stillroom.report.pages import can_write_pages, page_bytes, rendered, write_page, write_text
+from stillroom.report.pages import Part, can_write_pages, page_bytes, rendered, write_page, write_text
 from stillroom.report.search_page import sentences, tried
-from stillroom.report.timings import PAIRED, all_figures, doubts, shapes
+from stillroom.report.timings import doubts, latencies
 
 
 class SummaryRow(TypedDict):
@@ -148,47 +148,70 @@ def report_files(report: Report, **more: object) -> dict[str, bytes]:
 
 def report_page(report: Report) -> str:
     """`report` as one self-contained HTML document."""
-    stages = []
-    for stage in report.get("training", []):
-        of = f"of stage {stage['stage']} by step"
-        curves = {
-            "loss": curve(stage["loss"], f"loss {of}"),
-            "validation": curve(stage["validation"], f"validation {of}"),
-        }
-        stages.append((stage["stage"], [(name, drawn) for name, drawn in curves.items() if drawn]))
-    values: dict[str, object] = {
-        "title": report.get("title", "Report"),
-        "about": [
-            " · ".join(filter(None, [report.get("task"), report.get("created")])),
-            machine_line(report.get("machine", {})),
-        ],
-        "report": {**dict.fromkeys(Report.__annotations__), **report},
-        "metric_name": report.get("metric_name", "metric"),
-        "result": result_line(report),
-        "summary_chart": intervals(
-            [
-                Interval(row["name"], row["metric"], row.get("low"), row.get("high"), f"{row['metric']:.4f}")
-                for row in report.get("summary", [])
-            ]
-        ),
-        "tables": _tables(report),
-        "stages": stages,
-        "parity_notes": {
-            name: {**of, "beyond_tolerance": "not applied to int8"}
-            if isinstance(of, Mapping) and of.get("precision") == "int8"
-            else of
-            for name, of in report.get("parity", {}).items()
-        },
-        "found_lines": sentences(report["found"]) if "found" in report else [],
+    tables, found, latency = _tables(report), report.get("found"), report.get("latency")
+    metric_name, summary = report.get("metric_name", "metric"), report.get("summary", [])
+    scores = [
+        Interval(row["name"], row["metric"], row.get("low"), row.get("high"), f"{row['metric']:.4f}") for row in summary
+    ]
+    drawn = ("bars", f"{metric_name} of each model with its 95 % interval", intervals(scores))
+    doubtful, parity = doubts(latency) if latency else None, report.get("parity", {})
+    notes = {
+        name: {**of, "beyond_tolerance": "not applied to int8"}
+        if isinstance(of, Mapping) and of.get("precision") == "int8"
+        else of
+        for name, of in parity.items()
     }
-    if latency := report.get("latency"):
-        values |= {
-            "doubts": doubts(latency),
-            "shapes": shapes(latency),
-            "figures": all_figures(latency),
-            "paired": PAIRED if latency["ratios"] else "",
-        }
-    return rendered("run.html", values)
+    # The results first, then how they were made.
+    sections: list[tuple[str, str, list[Part]]] = [
+        ("results", "Results", [
+            tables["summary"],
+            ("quiet", report.get("summary_note", "") if summary else ""),
+            ("figure", f"{metric_name}, with 95 % intervals", [drawn]),
+            report.get("made"),
+            report.get("names"),  # before the claims, which use these names
+            *report.get("claims", []),
+        ]),
+        ("gates", "Gates", [tables["gates"]]),
+        ("latency", "Latency", [
+            ("doubts", *doubtful) if doubtful else None,
+            *latencies(latency),
+            ("details", "The machine", [latency["machine"]]),
+        ] if latency else []),
+        ("labels", "Labels", [tables["labels"]]),
+        ("numbers", "Other scores", [tables["numbers"]]),
+        ("questions", "Other scores", [tables["questions"]]),
+        ("languages", "Languages", [tables["languages"]]),
+        ("disagreements", "Disagreements", [("said", "run_disagreements", report.get("disagreeing")), tables["differing"]]),
+        ("training", "Training", [_curves(stage) for stage in report.get("training", [])]),
+        ("student", "Why this student", [*sentences(found), ("note", "run_student", found), tables["found"]] if found else []),
+        ("agreement", "Agreement", [tables["agreement"]]),
+        ("quantisation", "Quantisation", [
+            tables["tried"],
+            ("under", "Put back to float32, one after another", [tables["repaired"]]),
+            ("under", "Cost of each product when only it is int8", [tables["costs"]]),
+        ]),
+        ("kernels", "Kernels", [tables["kernels"]]),
+        ("vocabulary", "Vocabulary", [report.get("vocabulary")]),
+        ("parity", "Parity", [
+            ("note", "run_parity", notes != parity), tables["parity"], ("details", "All figures of the comparison", [notes])
+        ]),
+        ("recipe", "Recipe", [("details", "The settings of this run", [("pre", report.get("recipe", ""))])]),
+        ("lineage", "Lineage", [("details", "Where this model comes from", [report.get("lineage")])]),
+    ]  # fmt: skip
+    lead: list[Part] = [
+        ("answer", result_line(report)),
+        ("quiet", " · ".join(filter(None, [report.get("task"), report.get("created")]))),
+        ("quiet", machine_line(report.get("machine", {}))),
+        ("warnings", report.get("warnings", ())),
+    ]
+    return rendered(report.get("title", "Report"), lead, sections)
+
+
+def _curves(stage: TrainingStage) -> Part:
+    of = f"of stage {stage['stage']} by step"
+    drawn = {"loss": curve(stage["loss"], f"loss {of}"), "validation": curve(stage["validation"], f"validation {of}")}
+    charts = [("figure", name, [chart]) for name, chart in drawn.items() if chart]
+    return "under", stage["stage"], [("charts", charts)]
 
 
 def result_line(report: Report) -> str:
@@ -231,18 +254,15 @@ def _tables(report: Report) -> dict[str, Table]:
     of_vectors = report.get("task") == "feature-extraction"
     divergence, changed = ("1 - cosine", "nearest texts") if of_vectors else ("divergence, nats", "labels")
 
-    def of_three(rows: Sequence[ScoresOfThree]) -> list[tuple[str, Sequence[Cell]]]:
-        return [
-            ("teacher", [score(row["teacher"]) for row in rows]),
-            ("student", [score(row["student"]) for row in rows]),
-            ("int8", [score(row["int8"]) for row in rows]),
-        ]
+    def of_three(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, Sequence[Cell]]]:
+        return [(name, [score(row[name]) for row in rows]) for name in ("teacher", "student", "int8")]
 
     def of_products(first: str, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
         return table(
             (first, [name for name, _ in rows]),
             ("of fp32's metric", [score(of["share"]) for _, of in rows]),
             (divergence, [f"{of['divergence']:.2g}" for _, of in rows]),
+            rows_are="products",
         )
 
     return {
@@ -266,11 +286,13 @@ def _tables(report: Report) -> dict[str, Table]:
             ("label", [row["label"] for row in labels]),
             ("support", [row["support"] for row in labels]),
             *of_three(labels),
+            rows_are="labels",
         ),
         "languages": table(
             ("language", [row["language"] or "not named" for row in languages]),
             ("texts", [row["texts"] for row in languages]),
             *of_three(languages),
+            rows_are="languages",
         ),
         "questions": table(
             ("model", [row["name"] for row in questions]),
@@ -294,6 +316,8 @@ def _tables(report: Report) -> dict[str, Table]:
             ("teacher", [row["teacher"] for row in differing]),
             ("student", [row["student"] for row in differing]),
             ("gold", [row["gold"] for row in differing]),
+            words=True,
+            rows_are="texts",
         ),
         # The difference of each variant from fp32 on whole texts.
         "agreement": table(

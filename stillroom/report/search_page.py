@@ -84,20 +84,19 @@ def as_good(document: dict[str, Any]) -> list[dict[str, Any]]:
 def page(document: dict[str, Any]) -> str:
     """One self-contained HTML document."""
     model = document["latency_model"]
+    units = [float(each) for each in model["ms_by_operator"].values()]
+    costs = table(("operator", list(model["ms_by_operator"])), ("ms of one unit", units))
+    train = ["To train the chosen student to a bundle:", ("pre", document["command"])] if "command" in document else []
     return rendered(
-        "search.html",
-        {
-            "title": f"Students for {number(document['budget_ms'])} ms",
-            "document": document,
-            "sentences": sentences(document),
-            "chart": _front(document),
-            "tried": tried(document),
-            "named": named(document),
-            "costs": table(
-                ("operator", list(model["ms_by_operator"])),
-                ("ms of one unit", [float(each) for each in model["ms_by_operator"].values()]),
-            ),
-        },
+        f"Students for {number(document['budget_ms'])} ms",
+        [*sentences(document), *train, ("note", "search", document)],
+        [
+            ("front", "Score against latency", [("note", "search_front", document), _front(document)]),
+            ("trials", "Trained students", [tried(document)]),
+            ("papers", "Shapes of the papers", [named(document)]),
+            ("model", "How times are predicted", [("note", "search_model", model), costs]),
+            ("machine", "Machine", [document["machine"]]),
+        ],
     )
 
 

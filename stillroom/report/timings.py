@@ -6,34 +6,30 @@ from typing import Any, NamedTuple
 from latency.measure.result_document import CandidateRow, ProfileDocument, RatioRow
 from latency.measure.statistics import FEW_SAMPLES, OTHER_LOAD, TIME_UP
 from serve.wording import counted
-from stillroom.report.drawings import Bar, Row, bars
+from stillroom.report.drawings import Bar, bars
 from stillroom.report.formats import Cell, Estimate, Table, number, percent, score, size, table
+from stillroom.report.pages import Part
 
 # Beside every table with a p50 column and speed-ups.
 PAIRED = "Speed-ups are ratios paired turn by turn, so they differ from quotients of the p50 column."
 
 
-class Shape(NamedTuple):
-    """The candidates at one batch and length."""
-
-    caption: str
-    bars: list[Row]  # medians, with whiskers to p99
-    figures: Table  # those that fit a phone
-
-
-def shapes(document: ProfileDocument) -> list[Shape]:
-    """Each batch and length, in the order measured."""
-    found = []
+def latencies(document: ProfileDocument, *, folded: bool = False) -> list[Part]:
+    """A chart and a table for each batch and length, in the order measured, then all figures, collapsed."""
+    charts = []
     for batch, tokens in dict.fromkeys((row["batch"], row["tokens"]) for row in document["candidates"]):
         rows = [row for row in document["candidates"] if (row["batch"], row["tokens"]) == (batch, tokens)]
         drawn = [
             Bar(row["name"], row["p50_ms"], row["p99_ms"], f"{number(row['p50_ms'])} ms", reference=i == 0)
             for i, row in enumerate(rows)
         ]
-        columns = dict(_columns(document, rows))
-        few = [(name, columns[name]) for name in ("candidate", "p50 ms", "p99 ms", "texts/s", "speed-up")]
-        found.append(Shape(f"batch {batch}, {tokens} tokens", bars(drawn), table(*few)))
-    return found
+        caption, columns = f"batch {batch}, {tokens} tokens", dict(_columns(document, rows))
+        # Those that fit a phone.
+        few = table(*((name, columns[name]) for name in ("candidate", "p50 ms", "p99 ms", "texts/s", "speed-up")))
+        figures: Part = ("details", f"The figures at {caption}", [few]) if folded else few
+        charts.append(("figure", caption, [("bars", f"median and p99 latency, {caption}", bars(drawn)), figures]))
+    every: Part = ("details", "All figures: percentiles, sizes, runtimes", [all_figures(document)])
+    return [("note", "latencies"), ("charts", charts), every, ("quiet", PAIRED if document["ratios"] else "")]
 
 
 def all_figures(document: ProfileDocument) -> Table:
@@ -90,7 +86,9 @@ def doubts(document: ProfileDocument) -> Doubts | None:
     reasons = [(name, doubt) for name, timing in named for doubt in timing["doubts"]]
     if not reasons:
         return None
-    table_of_reasons = table(("timing", [name for name, _ in reasons]), ("reason", [said for _, said in reasons]))
+    table_of_reasons = table(
+        ("timing", [name for name, _ in reasons]), ("reason", [said for _, said in reasons]), words=True
+    )
     return Doubts(_advice([timing for _, timing in named], document["machine"].get("cores", 0)), table_of_reasons)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from stillroom.report.charts import Plane, band, dot, kind_of, line, linear_axis, log_axis, plot
 from stillroom.report.drawings import Chart, Key
 from stillroom.report.formats import Table, difference, score, scored_as, table
-from stillroom.report.pages import rendered
+from stillroom.report.pages import Part, rendered
 
 WITH, WITHOUT = 0, 1  # colours
 NO_SOURCE = "no source"
@@ -70,26 +70,33 @@ def sentences(document: dict[str, Any]) -> list[str]:
 def page(document: dict[str, Any]) -> str:
     """One self-contained HTML document."""
     tasks = [*document["sources"], *document["targets"]]
+    curves = [_chart(document, curve) for curve in document["curves"] if len(curve["points"]) > 1]
+    described = table(
+        ("task", [each["name"] for each in tasks]),
+        ("is", ["source"] * len(document["sources"]) + ["target"] * len(document["targets"])),
+        ("kind", [each["task"] for each in tasks]),
+        ("labels", [each["labels"] for each in tasks]),
+        ("texts of train", [each["texts"]["train"] for each in tasks]),
+        ("left out", [each.get("left_out") for each in tasks]),
+        ("metric", [each["metric"] for each in tasks]),
+        ("its teacher on validation", [score(each.get("teacher_validation")) for each in tasks]),
+    )
+    few: list[Part] = [
+        ("note", "transfer_curves"),
+        *(("figure", curve.title, [curve]) for curve in curves),
+        points(document),
+    ]
     return rendered(
-        "transfer.html",
-        {
-            "title": "Which source transfers",
-            "document": document,
-            "sentences": sentences(document),
-            "table": transferred(document),
-            "points": points(document),
-            "curves": [_chart(document, curve) for curve in document["curves"] if len(curve["points"]) > 1],
-            "tasks": table(
-                ("task", [each["name"] for each in tasks]),
-                ("is", ["source"] * len(document["sources"]) + ["target"] * len(document["targets"])),
-                ("kind", [each["task"] for each in tasks]),
-                ("labels", [each["labels"] for each in tasks]),
-                ("texts of train", [each["texts"]["train"] for each in tasks]),
-                ("left out", [each.get("left_out") for each in tasks]),
-                ("metric", [each["metric"] for each in tasks]),
-                ("its teacher on validation", [score(each.get("teacher_validation")) for each in tasks]),
-            ),
-        },
+        "Which source transfers",
+        [*sentences(document), ("note", "transfer", document)],
+        [
+            ("table", "From source to target", [("note", "transfer_table", document), transferred(document)]),
+            ("curves", "With few labels", few),
+            ("tasks", "Tasks", [described]),
+            ("seconds", "Seconds of training", [document["seconds"]]),
+            ("settings", "Settings", [document["settings"]]),
+            ("machine", "Machine", [document["machine"]]),
+        ],
     )
 
 

@@ -1,26 +1,45 @@
-"""Every stage of every method, with the teacher, the student and the text that it needs: tiny, and made by code."""
+"""Every kind of stage of the methods, with the teacher, the student and the text that it needs: tiny, and made by code."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 import torch
 from encoders import VOCABULARY, encoder
+from tokenizers import Tokenizer
 from torch import nn
 
 from compress.data.batches import Batch
-from compress.data.corpus import CorpusText, Masking, Piece
+from compress.data.corpus import CorpusFile, CorpusText, Masking, Piece, tokenised
 from compress.data.encoded import IGNORED
 from compress.methods.catalogue import METHODS, Sizes, Stage, stages_of
 from compress.models.initialise import student_of
 from compress.models.shapes import Shape
 
 PIECES = [Piece(np.random.default_rng(i).integers(5, VOCABULARY, 4 + i % 9), np.arange(4 + i % 9)) for i in range(40)]
-
-
 SIZES = Sizes(4, 2, 24, 24)
 
 
-EVERY_STAGE = [(name, number) for name in METHODS for number in range(len(stages_of(name, SIZES)))]
+def every_stage() -> list[tuple[str, int]]:
+    """Method and number of each stage; of stages that compute the same, which variants of a method share, the first."""
+    found: dict[str, tuple[str, int]] = {}
+    for name in METHODS:
+        for number, stage in enumerate(stages_of(name, SIZES)):
+            found.setdefault(f"{stage.objective} {stage.trains}", (name, number))
+    return [*found.values()]
+
+
+EVERY_STAGE = every_stage()
+
+
+def thirty_pieces(folder: Path) -> CorpusFile:
+    """A corpus of pieces of 1 to 13 tokens in `folder`."""
+    tokenizer = Tokenizer(tokenizers.models.WordLevel({str(i): i for i in range(VOCABULARY)}, unk_token="0"))  # noqa: S106 - no password
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    drawn = np.random.default_rng(0)
+    texts = [" ".join(map(str, drawn.integers(5, VOCABULARY, 1 + 5 * i % 13))) for i in range(30)]
+    return tokenised(texts, tokenizer, 16, folder, fingerprint="thirty")
 
 
 class TaskText:

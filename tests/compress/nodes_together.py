@@ -1,11 +1,13 @@
-"""What the tests of several nodes run in a process of each: python nodes_together.py JOB FOLDER. Each node has a folder of its own."""
+"""What the tests of several nodes run in a process of each: python nodes_together.py [JOB FOLDER]... Each node has folders of its own."""
 
 import dataclasses
+import json
 import os
 import signal
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from joined import be_patient
 from patience import PATIENCE_S
@@ -14,6 +16,10 @@ from compress import distributed, peers
 from compress.runs.resumable_stages import Workdir
 from compress.runs.stages import check_same_inputs
 from serve.errors import BadInput
+
+if TYPE_CHECKING:
+    from compress.runs.task_inputs import TaskInputs
+    from compress.training.teacher_cache import TeacherCache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,9 +88,37 @@ def failed(folder: Path) -> None:
 
 
 def teacher_answers(folder: Path) -> None:
-    from answered_together import teacher_answers as answered  # it loads much that the other jobs do not need
+    """The soft labels of a teacher and the cache of another one, of which each process computes its share."""
+    from compress.runs.soft_labels import make_soft_labels  # it loads much that the other jobs do not need
 
-    answered(folder)
+    (folder / "soft").mkdir()
+    make_soft_labels(folder / "soft", task_inputs(folder), folder.parent / "tuned")
+    (folder / "about.json").write_text(json.dumps(cached(folder).about))
+
+
+def task_inputs(folder: Path) -> "TaskInputs":
+    from compress.runs.open_task import open_task
+    from compress.settings import TaskSettings
+
+    shared, shape = folder.parent, "layers=2,hidden=32,heads=4,ffn=32"
+    more: dict[str, Any] = {"threads": 1, "augment": 1, "folds": 2, "device": "cpu"}
+    teacher, data = str(shared / "teacher"), str(shared / "data")
+    settings = TaskSettings(task="text-classification", student=shape, teacher=teacher, data=data, **more)
+    return open_task(settings, folder / "out")
+
+
+def cached(folder: Path) -> "TeacherCache":
+    """A cache of thirty pieces, in rounds and batches of a few."""
+    from encoders import encoder
+    from every_stage import thirty_pieces
+
+    from compress.models.activations import Part
+    from compress.training import teacher_cache as caches
+
+    caches.ROUND, caches.POSITIONS = 50, 30
+    parts, more = [Part("hidden", 4), Part("keys", 3)], {"pad_id": 0, "precision": "fp32", "device": "cpu"}
+    pieces = thirty_pieces(folder / "corpus")
+    return caches.teacher_cache(folder / "cache", lambda: encoder("bert"), pieces, parts, identity={}, **more)
 
 
 def say(message: str) -> None:
@@ -105,7 +139,8 @@ JOBS = {
 def main() -> int:
     be_patient()  # the jobs shorten what they let expire
     try:
-        JOBS[sys.argv[1]](Path(sys.argv[2]))
+        for job, folder in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+            JOBS[job](Path(folder))
     except BadInput as error:
         distributed.failed(error.message)
         sys.stderr.write(f"bad input: {error.message}\n")

@@ -10,7 +10,7 @@ import torch
 from every_stage import EVERY_STAGE, SIZES, models, silence_dropout, text_of
 from joined import run_two
 from torch import nn
-from trained_together import summary, trained
+from trained_together import READ, STEPS, summary, trained
 
 from compress import distributed
 from compress.data.batches import Batch, part_of
@@ -19,6 +19,7 @@ from compress.distributed import ProcessShare, shares
 from compress.losses.outputs import total
 from compress.methods.catalogue import stages_of
 from compress.methods.objectives import Projections
+from compress.models.sharded_layers import check_equal_shares
 from compress.training.stage import step_losses
 from serve.errors import BadInput
 
@@ -46,7 +47,7 @@ def test_the_parts_of_a_batch_add_up_to_it_for_every_objective(method: str, numb
     stage = stages_of(method, SIZES)[number]
     whole = text_of(stage).at(1)
     expected, gradients = losses_and_gradients(stage, [whole])
-    for of in (3, 11):  # parts of unequal size, and more parts than there are texts
+    for of in (3, 9):  # parts of unequal size, and more parts than there are texts
         found, ours = losses_and_gradients(stage, [part_of(whole, ProcessShare(i, of)) for i in range(of)])
         assert found == pytest.approx(expected, rel=1e-12, abs=1e-14)
         for theirs, gradient in zip(gradients, ours, strict=True):
@@ -86,40 +87,73 @@ class Killed(Exception):
     pass
 
 
-def together(folder: Path, *jobs: str) -> list[dict[str, dict[str, Any]]]:
-    """What two processes, joined by Gloo, say of each job."""
-    ended = run_two("trained_together.py", lambda rank: (str(folder), *jobs))
-    assert [code for code, _ in ended] == [0, 0], ended
-    names = [job.split(":")[0] for job in jobs]
-    return [{name: json.loads((folder / f"{name}-{number}.json").read_text()) for name in names} for number in range(2)]
+JOBS = (
+    "relations:minilmv2:0",
+    "dropout:distilbert:0.1",
+    "resumed:minilmv2:0",
+    "cut-relations:minilmv2:0.1:shard",
+    "cut-words:distilbert:0.1:shard",
+)
 
 
-def test_two_processes_train_as_one_does_with_the_same_batches(tmp_path: Path) -> None:
-    """Without dropout as one with whole batches; with it as one that accumulates two parts, whose dropout is the same."""
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of what two processes, joined by Gloo, did in one start. One of the jobs was begun, and killed, in one process."""
+    folder = tmp_path_factory.mktemp("together")
 
     def dying(done: int, steps: int, loss: float, tokens_per_s: float | None) -> None:
         if done == 5:
             raise Killed
 
     with pytest.raises(Killed):
-        trained(tmp_path / "resumed", "minilmv2", 0.0, report=dying)
-    main, other = together(tmp_path, "relations:minilmv2:0", "dropout:distilbert:0.1", "resumed:minilmv2:0")
+        trained(folder / "resumed", "minilmv2", 0.0, report=dying)
+    ended = run_two("trained_together.py", lambda rank: (str(folder), *JOBS))
+    assert [code for code, _ in ended] == [0, 0], ended
+    return folder
+
+
+def found_in(folder: Path, name: str) -> dict[str, Any]:
+    """What the main process says of a job; the other one says the same."""
+    main, other = (json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(2))
     assert main == other
-    alone = {
-        "relations": summary(*trained(tmp_path / "a", "minilmv2", 0.0)),
-        "dropout": summary(*trained(tmp_path / "b", "distilbert", 0.1, accumulate=2)),
-    }
-    alone["resumed"] = alone["relations"]
-    for name, expected in alone.items():
-        assert main[name]["steps"] == expected["steps"]
-        assert main[name]["best_step"] == expected["best_step"]
-        assert main[name]["curves"] == pytest.approx(expected["curves"], rel=1e-10)
-        assert main[name]["norms"] == pytest.approx(expected["norms"], rel=1e-10)
-        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+    return dict(main)
+
+
+def test_two_processes_train_as_one_does_with_the_same_batches(together: Path, tmp_path: Path) -> None:
+    """Without dropout as one with whole batches; with it as one that accumulates two parts, whose dropout is the same."""
+    relations = summary(*trained(tmp_path / "a", "minilmv2", 0.0))
+    dropout = summary(*trained(tmp_path / "b", "distilbert", 0.1, accumulate=2))
+    for name, expected in (("relations", relations), ("resumed", relations), ("dropout", dropout)):
+        found = found_in(together, name)
+        assert (found["steps"], found["best_step"]) == (expected["steps"], expected["best_step"])
+        assert found["curves"] == pytest.approx(expected["curves"], rel=1e-10)
+        assert found["norms"] == pytest.approx(expected["norms"], rel=1e-10)
+        lines = (together / name / "metrics.jsonl").read_text().splitlines()
         assert [json.loads(line)["step"] for line in lines] == list(range(1, 13))
     whole = summary(*trained(tmp_path / "c", "distilbert", 0.1))
-    assert whole["curves"] != pytest.approx(alone["dropout"]["curves"], rel=1e-3)  # dropout was there to differ
-    assert not (tmp_path / "nothing is written here").exists()
+    assert whole["curves"] != pytest.approx(dropout["curves"], rel=1e-3)  # dropout was there to differ
+    assert not (together / "nothing is written here").exists()
+
+
+def test_a_sharded_teacher_teaches_as_a_whole_one(together: Path, tmp_path: Path) -> None:
+    """Of relations in the middle of a layer, and of masked words with hidden states; with dropout in the student."""
+    for name, method in (("cut-relations", "minilmv2"), ("cut-words", "distilbert")):
+        found = found_in(together, name)
+        assert len(found["held"]) == STEPS
+        assert all(0.4 < share < 0.6 for share in found["held"])
+        alone = summary(*trained(tmp_path / name, method, 0.1, accumulate=2))
+        assert found["steps"] == alone["steps"]
+        assert found["curves"] == pytest.approx(alone["curves"], rel=1e-6)
+        assert found["norms"] == pytest.approx(alone["norms"], rel=1e-6)
+
+
+def test_a_sharded_teacher_computes_what_a_whole_one_does_and_each_process_holds_half(together: Path) -> None:
+    for rank in range(2):
+        readings = json.loads((together / f"readings-{rank}.json").read_text())
+        assert len(readings) == len(READ)
+        for name, of in readings.items():
+            assert of["apart"] <= 1e-6, name
+            assert 0.4 < of["held"] < 0.6, name
 
 
 def test_a_launcher_that_starts_one_process_where_two_were_asked_for_is_told_of(
@@ -131,3 +165,16 @@ def test_a_launcher_that_starts_one_process_where_two_were_asked_for_is_told_of(
         distributed.check_launch()
     monkeypatch.setenv("WORLD_SIZE", "2")
     distributed.check_launch()
+
+
+def test_processes_with_unequal_parts_of_a_batch_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    check_equal_shares(1)
+    distributed.begin_with(3)
+    try:
+        with pytest.raises(BadInput, match=r"began with 3 processes"):
+            check_equal_shares(1)
+        check_equal_shares(2)
+    finally:
+        distributed.begin_with(1)

@@ -11,10 +11,11 @@ import torch
 from small_task import examples, make_teacher, relations, write_rows
 
 import stillroom as face
+from compress import selecting
 from compress.data.examples import Example
 from compress.models.answering import open_answering
 from compress.models.sentence_encoder import open_encoder, sentence_vectors
-from compress.selecting import margins
+from compress.selecting import Nearest, distinct, margins
 from compress.tasks import task_of
 from serve.errors import BadInput
 
@@ -22,6 +23,28 @@ from serve.errors import BadInput
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_teacher(tmp_path_factory.mktemp("encoder"))
+
+
+@pytest.fixture(scope="module")
+def tuned(encoder: Path, task_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A model of each of two tasks."""
+    folder = tmp_path_factory.mktemp("tuned")
+    settings: dict[str, Any] = {"epochs": 0.5, "patience": 0, "threads": 1}
+    tasks = ("text-classification", "token-classification")
+    return {task: face.finetune(encoder, task, task_data, folder / task, **settings) for task in tasks}
+
+
+def data_with(folder: Path, **splits: list[dict[str, Any]]) -> Path:
+    folder.mkdir()
+    for name, rows in splits.items():
+        write_rows(folder / f"{name}.jsonl", rows)
+    return folder
+
+
+def texts_of(data: Path) -> list[str]:
+    """The texts of all splits."""
+    files = [data / f"{name}.jsonl" for name in ("train", "validation", "test")]
+    return [row["text"] for file in files for row in chosen(file)]
 
 
 def chosen(file: Path) -> list[dict[str, Any]]:
@@ -44,26 +67,19 @@ def test_a_vector_is_the_mean_of_a_texts_tokens_whatever_is_beside_it(encoder: P
         np.testing.assert_allclose(vector, mean / np.linalg.norm(mean), atol=1e-6)
 
 
-def test_texts_like_the_labelled_ones_are_chosen_and_none_of_the_data_or_twice(
-    encoder: Path, task_data: Path, tmp_path: Path
-) -> None:
+def test_texts_like_the_labelled_ones_are_chosen_once(encoder: Path, task_data: Path, tmp_path: Path) -> None:
     strange = [{"text": f"zzz qqq xxx {i} ??? vvv {i * i}"} for i in range(60)]
     alike = examples(60, seed=21)
     test = json.loads((task_data / "test.jsonl").read_text().splitlines()[0])["text"]
     again = [{"text": f"  {test.upper()}!!"}, {"text": str(alike[0]["text"]).upper() + " ..."}]
     bank = write_rows(tmp_path / "bank.jsonl", [*strange, *alike, *again])
     out = tmp_path / "chosen.jsonl"
-    told = face.select(
-        [bank], task_data, out, task="text-classification", encoder=str(encoder), k=2, near_duplicate=1, threads=1
-    )
+    settings = {"task": "text-classification", "encoder": str(encoder), "near_duplicate": 1, "threads": 1}
+    told = face.select([bank], task_data, out, k=2, **settings)
     rows = chosen(out)
     assert told["texts"] == len(rows) > 10
     assert told["bank"] == 122
-    known = {
-        json.loads(line)["text"]
-        for name in ("train", "validation", "test")
-        for line in (task_data / f"{name}.jsonl").read_text().splitlines()
-    }
+    known = {*texts_of(task_data)}
     others = [row for row in alike if row["text"] not in known]
     assert told["in_data"] == 60 - len(others) + 1
     assert told["repeated"] >= 1
@@ -77,16 +93,15 @@ def test_texts_like_the_labelled_ones_are_chosen_and_none_of_the_data_or_twice(
 
 
 @pytest.mark.parametrize("task", ["text-classification", "token-classification"])
-def test_of_the_nearest_those_are_kept_on_which_a_model_wavers(
-    encoder: Path, task_data: Path, tmp_path: Path, task: str
+def test_uncertain_keeps_the_texts_with_the_smallest_margins(
+    encoder: Path, tuned: dict[str, Path], task_data: Path, tmp_path: Path, task: str
 ) -> None:
-    tuned = face.finetune(encoder, task, task_data, tmp_path / "tuned", epochs=1, patience=0, threads=1)
     bank = write_rows(tmp_path / "bank.jsonl", examples(80, seed=22))
     settings = {"task": task, "encoder": str(encoder), "k": 3, "near_duplicate": 1, "threads": 1}
     face.select([bank], task_data, tmp_path / "all.jsonl", **settings)
-    face.select([bank], task_data, tmp_path / "few.jsonl", **settings, uncertain=7, checkpoint=str(tuned))
+    face.select([bank], task_data, tmp_path / "few.jsonl", **settings, uncertain=7, checkpoint=str(tuned[task]))
     everything, few = chosen(tmp_path / "all.jsonl"), chosen(tmp_path / "few.jsonl")
-    model = open_answering(str(tuned), task_of)
+    model = open_answering(str(tuned[task]), task_of)
     lead = margins(model, [Example(row["text"]) for row in everything])
     expected = [everything[i]["text"] for i in np.argsort(lead, kind="stable")[:7]]
     assert [row["text"] for row in few] == expected
@@ -104,26 +119,19 @@ def test_of_the_nearest_those_are_kept_on_which_a_model_wavers(
         assert row["margin"] == pytest.approx((two[:, 0] - two[:, 1]).mean().item(), abs=1e-3)
 
 
-def test_what_cannot_be_chosen_from_is_told_at_once(encoder: Path, task_data: Path, tmp_path: Path) -> None:
+def test_bad_banks_and_settings_are_refused(encoder: Path, task_data: Path, tmp_path: Path) -> None:
     settings = {"task": "text-classification", "encoder": str(encoder)}
     there = tmp_path / "there.jsonl"
     there.write_text("mine\n")
     with pytest.raises(BadInput) as refused:
         face.select(["nowhere.txt"], task_data, there, **settings, uncertain=5)
-    for fault in (
-        "nowhere.txt",
-        "--uncertain needs --with",
-        "there.jsonl already exists; it was not changed",
-    ):
+    for fault in ("nowhere.txt", "--uncertain needs --with", "there.jsonl already exists"):
         assert fault in str(refused.value)
     assert there.read_text() == "mine\n"
     with pytest.raises(BadInput, match="has no text that --like"):
         face.select([task_data / "train.jsonl"], task_data, tmp_path / "out.jsonl", **settings)
-    pairs = tmp_path / "pairs"
-    pairs.mkdir()
     rows = [{"text": row["text"], "text_pair": "hello", "label": row["label"]} for row in examples(40, seed=1)]
-    write_rows(pairs / "train.jsonl", rows)
-    write_rows(pairs / "test.jsonl", rows[:20])
+    pairs = data_with(tmp_path / "pairs", train=rows, test=rows[:20])
     with pytest.raises(BadInput, match="240 of 240 rows are single texts, and --like has pairs"):
         face.select([task_data / "train.jsonl"], pairs, tmp_path / "out.jsonl", **settings)
     bank = write_rows(tmp_path / "bank.jsonl", [{"text": f"refund {i}", "text_pair": "thank you"} for i in range(9)])
@@ -132,53 +140,34 @@ def test_what_cannot_be_chosen_from_is_told_at_once(encoder: Path, task_data: Pa
     assert all(row["text_pair"] == "thank you" for row in chosen(tmp_path / "out.jsonl"))
     with pytest.raises(BadInput, match="9 of 9 rows are pairs, and --like has single texts"):
         face.select([bank], task_data, tmp_path / "other.jsonl", **settings)
-    marked = tmp_path / "marked"
-    marked.mkdir()
-    for name, count in (("train", 40), ("test", 20)):
-        write_rows(marked / f"{name}.jsonl", relations(count, seed=count))
-    with pytest.raises(BadInput, match="has relations, whose two parts no text of a bank has marked"):
+    marked = data_with(tmp_path / "marked", train=relations(40, seed=40), test=relations(20, seed=20))
+    with pytest.raises(BadInput, match="has relations"):
         face.select([task_data / "train.jsonl"], marked, tmp_path / "other.jsonl", **settings)
     config = json.loads((encoder / "config.json").read_text())
     decoder = tmp_path / "decoder"
     shutil.copytree(encoder, decoder)
     (decoder / "config.json").write_text(json.dumps(config | {"is_encoder_decoder": True}))
-    with pytest.raises(BadInput, match=r"is an encoder and decoder \(bert\); an encoder alone is needed"):
+    with pytest.raises(BadInput, match=r"is an encoder and decoder \(bert\)"):
         face.select([bank], pairs, tmp_path / "other.jsonl", **settings | {"encoder": str(decoder)})
 
 
-def test_a_model_that_answers_something_else_is_refused(encoder: Path, task_data: Path, tmp_path: Path) -> None:
-    tuned = face.finetune(
-        encoder, "text-classification", task_data, tmp_path / "tuned", epochs=1, patience=0, threads=1
-    )
+def test_a_model_with_other_labels_is_refused(
+    encoder: Path, tuned: dict[str, Path], task_data: Path, tmp_path: Path
+) -> None:
     bank = write_rows(tmp_path / "bank.jsonl", examples(9, seed=22))
-    others = tmp_path / "others"
-    others.mkdir()
-    for name in ("train", "validation", "test"):
-        rows = [json.loads(line) for line in (task_data / f"{name}.jsonl").read_text().splitlines()]
-        write_rows(others / f"{name}.jsonl", [row | {"label": f"my {row['label']}"} for row in rows])
-    given = {"encoder": str(encoder), "uncertain": 3, "checkpoint": str(tuned)}
+    rows = {name: chosen(task_data / f"{name}.jsonl") for name in ("train", "validation", "test")}
+    mine = {name: [row | {"label": f"my {row['label']}"} for row in of] for name, of in rows.items()}
+    others = data_with(tmp_path / "others", **mine)
+    given = {"encoder": str(encoder), "uncertain": 3, "checkpoint": str(tuned["text-classification"])}
     with pytest.raises(BadInput, match="which lack my praise"):
         face.select([bank], others, tmp_path / "out.jsonl", task="text-classification", **given)
     with pytest.raises(BadInput, match="is a model of text-classification, and --task is token-classification"):
         face.select([bank], task_data, tmp_path / "out.jsonl", task="token-classification", **given)
 
 
-def test_texts_are_distinguishable_by_their_letters_digits_and_symbols(
-    encoder: Path, task_data: Path, tmp_path: Path
-) -> None:
-    differ = [
-        "दिन",
-        "दान",
-        "दीन",
-        "10.0 refund",
-        "100 refund",
-        "great 😀",
-        "great 😡",
-        "C++ lamp",
-        "C lamp",
-        "???",
-        "!",
-    ]
+def test_repeats_are_told_by_letters_digits_and_symbols(encoder: Path, task_data: Path, tmp_path: Path) -> None:
+    scripts, numbers = ["दिन", "दान", "दीन"], ["10.0 refund", "100 refund"]
+    differ = [*scripts, *numbers, "great 😀", "great 😡", "C++ lamp", "C lamp", "???", "!"]
     same = ["Caf\u00e9 lamp", "cafe\u0301, lamp!", " CAF\u00c9  LAMP"]
     bank = tmp_path / "bank.txt"
     bank.write_text("\n".join([*differ, *same]) + "\n", encoding="utf-8")
@@ -197,11 +186,50 @@ def test_near_duplicates_of_texts_of_the_data_are_left_out(encoder: Path, task_d
     fewer = face.select([bank], task_data, tmp_path / "few.jsonl", **settings, near_duplicate=limit)
     assert fewer["texts"] < every["texts"]
     opened = open_encoder(str(encoder))
-    held = [
-        Example(json.loads(line)["text"])
-        for name in ("train", "validation", "test")
-        for line in (task_data / f"{name}.jsonl").read_text().splitlines()
-    ]
-    known = sentence_vectors(opened, held)
+    known = sentence_vectors(opened, [Example(text) for text in texts_of(task_data)])
     found = sentence_vectors(opened, [Example(row["text"]) for row in chosen(tmp_path / "few.jsonl")])
     assert (found @ known.T).max() <= limit + 1e-5
+
+
+def unit(rows: int, seed: int) -> np.ndarray:
+    """Random vectors of length 1."""
+    drawn = np.random.default_rng(seed).standard_normal((rows, 16)).astype(np.float32)
+    return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("shard", [7, 64, 300])
+def test_the_nearest_do_not_depend_on_how_the_bank_is_cut(shard: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selecting, "BLOCK", 5)
+    queries, bank = unit(12, 0), unit(300, 1)
+    nearest = Nearest(queries, 4)
+    for first in range(0, len(bank), shard):
+        nearest.add(first, bank[first : first + shard])
+    products = queries.astype(np.float64) @ bank.astype(np.float64).T
+    best = np.argsort(-products, axis=1)[:, :4]
+    chosen = nearest.chosen()
+    assert {place for place, _, _ in chosen} == set(best.flatten().tolist())
+    cosines = [cosine for _, _, cosine in chosen]
+    assert cosines == sorted(cosines, reverse=True)
+    for place, query, cosine in chosen:
+        among = [q for q in range(12) if place in best[q]]
+        assert query == max(among, key=lambda q: products[q, place])
+        assert cosine == pytest.approx(products[query, place], abs=1e-6)
+
+
+def test_a_bank_with_fewer_texts_than_are_asked_for_is_chosen_whole() -> None:
+    nearest = Nearest(unit(3, 0), 10)
+    nearest.add(0, unit(4, 1))
+    assert sorted(place for place, _, _ in nearest.chosen()) == [0, 1, 2, 3]
+
+
+def test_of_near_duplicates_the_first_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selecting, "BLOCK", 4)
+    vectors = unit(10, 2)
+    vectors[3], vectors[9] = vectors[0], vectors[5]
+    none = np.zeros((0, 16), dtype=np.float32)
+    kept = distinct(vectors, 0.99, none)
+    assert kept == [0, 1, 2, 4, 5, 6, 7, 8]
+    products = vectors[kept] @ vectors[kept].T - np.eye(len(kept))
+    assert products.max() <= 0.99
+    known = np.concatenate([unit(9, 5), vectors[[2, 7]]])
+    assert distinct(vectors, 0.99, known) == [0, 1, 4, 5, 6, 8]

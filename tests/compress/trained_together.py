@@ -1,10 +1,13 @@
-"""What the test of several processes runs in each of them: trainings of a tiny student on plain text, in float64.
+"""What the tests of several processes run in each of them: trainings of a tiny student on plain text, in float64, and readings of a
+teacher that is cut over the processes beside a whole copy of it.
 
     python trained_together.py FOLDER NAME:METHOD:DROPOUT[:shard] ...
 
-Each ends in `FOLDER/NAME-PROCESS.json`; its checkpoints are in `FOLDER/NAME`.
+Each training ends in `FOLDER/NAME-PROCESS.json`, with its checkpoints in `FOLDER/NAME`; the readings in `FOLDER/readings-PROCESS.json`:
+by family and precision, how far apart the two are and what share of the layers' bytes is held.
 """
 
+import copy
 import json
 import os
 import sys
@@ -13,23 +16,78 @@ from typing import Any
 
 import numpy as np
 import torch
-from encoders import VOCABULARY, encoder
+from encoders import SIZES, VOCABULARY, encoder, inputs
 from joined import be_patient
-from sharded_together import bytes_held
 from torch import nn
 
 from compress import distributed
 from compress.data.corpus import CorpusText, Masking, Piece
 from compress.methods.catalogue import Sizes, stages_of
 from compress.methods.objectives import Projections
+from compress.models.activations import Activations, Part, read
+from compress.models.families import layers_of
 from compress.models.initialise import student_of
+from compress.models.precision import computing, weights_in
 from compress.models.shapes import Shape
+from compress.models.sharded_layers import shard_layers
 from compress.training.loop import StageSettings, Validation
 from compress.training.stage import train_stage
 
 # Batches of 8, and at the end of an epoch one of 1: fewer texts than processes.
 PIECES = [Piece(np.random.default_rng(i).integers(5, VOCABULARY, 4 + i % 9), np.arange(4 + i % 9)) for i in range(33)]
 STEPS = 12
+# The families that differ most: in the names of their layers, in biases of attention that layers share, in windows of attention.
+READ = [
+    *((kind, "fp32") for kind in ("bert", "distilbert", "mpnet", "modernbert")),
+    ("bert", "bf16"),
+    ("modernbert", "bf16"),
+]
+CPU = torch.device("cpu")
+LAST = SIZES["num_hidden_layers"]
+WANTED = (
+    [Part("queries", 2)],
+    [Part(of, 3) for of in ("queries", "keys", "values")],
+    [Part("scores", 2), Part("hidden", 2)],
+    [Part("hidden", 0)],
+    [Part("hidden", LAST)],
+    [Part("hidden", number) for number in range(LAST + 1)],
+)
+
+
+def bytes_held(model: nn.Module) -> int:
+    """Bytes of the layers' weights that this process holds."""
+    return sum(
+        getattr(weight, "_local_tensor", weight).untyped_storage().nbytes() for weight in layers_of(model).parameters()
+    )
+
+
+def numbers(found: Activations) -> list[torch.Tensor]:
+    """All that was read, in a fixed order."""
+    scores = [dots.scores() for _, dots in sorted(found.scores.items())]
+    words = [found.words.vectors] if found.words else []
+    output = [] if found.output is None else [found.output[0]]
+    return [*(value for _, value in sorted(found.parts.items())), *scores, *words, *output]
+
+
+def compared(kind: str, precision: str) -> dict[str, Any]:
+    """The largest difference of what is read of a whole and of a cut model, and the largest share that is held after a reading."""
+    whole = encoder(kind, "ForMaskedLM")
+    sharded = copy.deepcopy(whole)
+    shard_layers(sharded, CPU, precision)
+    apart, shares = 0.0, []
+    readings: list[dict[str, Any]] = [{"wanted": wanted} for wanted in WANTED]
+    readings += [
+        {"wanted": [Part("values", 1)], "output": True},
+        {"wanted": [], "output": True, "rows": torch.tensor([1, 3])},
+    ]
+    with torch.no_grad(), weights_in(whole, precision), computing(CPU, precision):
+        full = bytes_held(whole)
+        for reading in readings:
+            ours, theirs = (numbers(read(model, inputs(), **reading)) for model in (whole, sharded))
+            assert len(ours) == len(theirs) > 0, (reading, len(ours), len(theirs))
+            apart = max(apart, *(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True)))
+            shares.append(bytes_held(sharded) / full)
+    return {"apart": apart, "held": max(shares)}
 
 
 def trained(
@@ -74,17 +132,9 @@ def trained(
     settings = StageSettings(
         STEPS, learning_rate=3e-3, checkpoint_every_s=0, accumulate=accumulate, teacher_shard=shard
     )
-    progress = train_stage(
-        stage,
-        teacher,
-        student,
-        text,
-        settings,
-        folder=folder,
-        projections=maps,
-        validation=validation,
-        report=report if held is None else look,
-    )
+    own: dict[str, Any] = {"folder": folder, "projections": maps, "validation": validation}
+    report = report if held is None else look
+    progress = train_stage(stage, teacher, student, text, settings, report=report, **own)
     return student, progress
 
 
@@ -96,6 +146,8 @@ def main() -> None:
         held: list[float] = []
         found = summary(*trained(folder, method, float(dropout), shard=bool(shard), held=held)) | {"held": held}
         Path(sys.argv[1], f"{name}-{os.environ['RANK']}.json").write_text(json.dumps(found))
+    readings = {f"{kind} {precision}": compared(kind, precision) for kind, precision in READ}
+    Path(sys.argv[1], f"readings-{os.environ['RANK']}.json").write_text(json.dumps(readings))
 
 
 def summary(student: nn.Module, progress: Any) -> dict[str, Any]:

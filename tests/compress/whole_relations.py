@@ -19,24 +19,13 @@ def relation_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
 
     For queries, keys and values, re-split into any number of heads, it is MiniLMv2's loss (eqs 7-9); for values at the
     attention's own heads, MiniLM's value relation (section 3). The papers' cross-entropy differs only by the teacher's entropy.
-
-    Args:
-        teacher: (batch, heads, tokens, teacher's width), no gradient.
-        student: (batch, heads, tokens, student's width): the widths may differ, the heads may not.
-        mask: (batch, tokens).
     """
     theirs, ours = full(teacher), full(student)
     return attention_loss(dot_scores(theirs, theirs), dot_scores(ours, ours), mask)
 
 
 def attention_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
-    """KL divergence of the student's attention from the teacher's (MiniLM, section 3).
-
-    Args:
-        teacher: scores (batch, heads, tokens, tokens), no gradient.
-        student: scores of as many heads.
-        mask: (batch, tokens).
-    """
+    """KL divergence of the student's attention from the teacher's, of scores (MiniLM, section 3)."""
     padded_keys = ~mask.bool()[:, None, None, :]  # (batch, 1, 1, tokens)
     target, ours = _log_attention(teacher, padded_keys), _log_attention(student, padded_keys)
     # A padded key has log-probability -inf on both sides; without the fill its term would be NaN.
@@ -45,20 +34,14 @@ def attention_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
 
 
 def attention_square_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
-    """Half the squared difference of the attention distributions, summed over keys (XtremeDistil, eq. 9, of one layer).
-
-    It takes the arguments of `attention_loss`.
-    """
+    """Half the squared difference of the attention distributions, summed over keys (XtremeDistil, eq. 9, of one layer)."""
     padded_keys = ~mask.bool()[:, None, None, :]
     apart = _log_attention(teacher, padded_keys).exp() - _log_attention(student, padded_keys).exp()
     return mean_over_tokens(apart.square().sum(dim=-1).mean(dim=1) / 2, mask)
 
 
 def score_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
-    """Mean squared difference of the scores before the softmax, over pairs of real tokens and heads (TinyBERT, section 3).
-
-    It takes the arguments of `attention_loss`.
-    """
+    """Mean squared difference of the scores before the softmax, over pairs of real tokens and heads (TinyBERT, section 3)."""
     weights = mask.to(torch.float32)
     apart = (full(teacher) - full(student)).square().masked_fill(~mask.bool()[:, None, None, :], 0.0)
     rows = apart.sum(dim=-1).mean(dim=1) / weights.sum(dim=1, keepdim=True)  # mean over a query's real keys

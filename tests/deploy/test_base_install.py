@@ -59,9 +59,7 @@ def read_only() -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_base_install_serves_without_torch_and_without_writing(
-    base: Path, served_bundle: Path, read_only: list[str]
-) -> None:
+def test_the_base_install_serves_and_writes_nothing(base: Path, served_bundle: Path, read_only: list[str]) -> None:
     said = dict(each.split("=", 1) for line in dockerfile()["ENV"] for each in line.split())
     environment = {**said, "PATH": f"{base / 'bin'}:/usr/bin:/bin"}
     python = str(base / "bin" / "python")

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -27,8 +28,16 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(scope="module")
+def cluster(served_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One server, which stays."""
+    with behind_haproxy(served_bundle, tmp_path_factory.mktemp("haproxy"), servers=("one",)) as cluster:
+        yield cluster
+
+
 @pytest.fixture
-def cluster(served_bundle: Path, tmp_path: Path) -> Iterator[Cluster]:
+def own_cluster(served_bundle: Path, tmp_path: Path) -> Iterator[Cluster]:
+    """One server, which the test may stop."""
     with behind_haproxy(served_bundle, tmp_path, servers=("one",)) as cluster:
         yield cluster
 
@@ -76,32 +85,25 @@ def test_haproxy_takes_its_file_without_a_warning() -> None:
     assert (said.returncode, said.stderr) == (0, "")
 
 
-def test_no_request_is_lost_while_every_server_is_restarted_and_their_number_changes(cluster: Cluster) -> None:
-    right = alone(cluster)
+def test_no_request_is_lost_while_servers_come_are_restarted_go_and_are_killed(own_cluster: Cluster) -> None:
+    right = alone(own_cluster)
     assert right[0] == 200
 
     def change() -> None:
-        cluster.start("two")
-        for name in ("one", "two"):
-            cluster.stop(name)
-            cluster.start(name)
-        cluster.stop("two")
+        own_cluster.start("two")
+        own_cluster.stop("one")
+        own_cluster.start("one")
+        own_cluster.stop("two")
+        own_cluster.start("two")
+        own_cluster.kill("two")
+        own_cluster.wait("two", "DOWN")
 
-    assert set(answers_during(cluster, change)) == {right}
-
-
-def test_no_request_is_lost_when_a_server_is_killed(cluster: Cluster) -> None:
-    cluster.start("two")
-    right = alone(cluster)
-
-    def change() -> None:
-        cluster.kill("two")
-        cluster.wait("two", "DOWN")
-
-    assert set(answers_during(cluster, change)) == {right}
+    # A server that a busy machine gives no core answers 429, which loses nothing.
+    assert {answer for answer in answers_during(own_cluster, change) if answer[0] != 429} == {right}
 
 
-def test_refusals_say_when_to_come_again(cluster: Cluster, served_bundle: Path) -> None:
+def test_refusals_say_when_to_come_again(own_cluster: Cluster) -> None:
+    cluster = own_cluster
     # haproxy's own answer, without a server, has the form of the server's.
     cluster.stop("one")
     cluster.wait("one", "DOWN")
@@ -115,10 +117,8 @@ def test_refusals_say_when_to_come_again(cluster: Cluster, served_bundle: Path) 
     worker.suspend()
     with ThreadPoolExecutor(8) as threads:
         try:
-            asking = [
-                threads.submit(httpx.post, cluster.url + PATH, content=BODY, headers=HEADERS, timeout=PATIENCE_S)
-                for _ in range(8)
-            ]
+            ask = partial(httpx.post, cluster.url + PATH, content=BODY, headers=HEADERS, timeout=PATIENCE_S)
+            asking = [threads.submit(ask) for _ in range(8)]
             wait(asking, return_when=FIRST_COMPLETED)
         finally:
             worker.resume()
@@ -146,14 +146,20 @@ def test_the_metrics_of_one_server_are_not_given_to_clients(cluster: Cluster) ->
     assert httpx.get(f"{cluster.url}/readyz", timeout=PATIENCE_S).status_code == 200
 
 
-@pytest.mark.parametrize("deletes", [True, False], ids=["the-example", "without-its-line"])
 def test_a_client_cannot_have_another_client_s_request_read_as_its_own(
-    served_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deletes: bool
+    cluster: Cluster, served_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = [line for line in CONFIG.read_text(encoding="utf-8").splitlines() if deletes or "pgrade" not in line]
+    assert_no_request_is_smuggled(cluster)
+    # Nor where the line is left out that keeps haproxy from passing a request to upgrade on.
+    lines = [line for line in CONFIG.read_text(encoding="utf-8").splitlines() if "pgrade" not in line]
     config = tmp_path / "given.cfg"
     config.write_text("\n".join(lines) + "\n", encoding="utf-8")
     monkeypatch.setattr(clusters, "CONFIG", config)
+    with behind_haproxy(served_bundle, tmp_path, servers=("one",)) as without_line:
+        assert_no_request_is_smuggled(without_line)
+
+
+def assert_no_request_is_smuggled(cluster: Cluster) -> None:
     # If its body were read as a request, this one would go on with the head of whatever haproxy sends next on the connection.
     inside = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nX-Next: "
     blank_lines = b"\r\n" * 10_000  # more than haproxy waits for, so that the rest comes in a packet of its own
@@ -161,20 +167,19 @@ def test_a_client_cannot_have_another_client_s_request_read_as_its_own(
         b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
         b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nContent-Length: %d\r\n\r\n" % len(blank_lines + inside)
     )
-    with behind_haproxy(served_bundle, tmp_path, servers=("one",)) as cluster:
-        right, answers = alone(cluster), []
-        for _ in range(8):
-            with (
-                closing(http.client.HTTPConnection(cluster.host, FRONT_PORT, timeout=PATIENCE_S)) as other,
-                closing(http.client.HTTPConnection(cluster.host, FRONT_PORT, timeout=PATIENCE_S)) as attacker,
-            ):
-                asked(other)
-                for _ in range(3):  # haproxy shares a connection that it has used more than once
-                    asked(attacker)
-                attacker.sock.sendall(head + blank_lines)
-                attacker.sock.sendall(inside)
-                answer = http.client.HTTPResponse(attacker.sock)
-                answer.begin()
-                answer.read()
-                answers += [asked(other) for _ in range(4)]
+    right, answers = alone(cluster), []
+    for _ in range(8):
+        with (
+            closing(http.client.HTTPConnection(cluster.host, FRONT_PORT, timeout=PATIENCE_S)) as other,
+            closing(http.client.HTTPConnection(cluster.host, FRONT_PORT, timeout=PATIENCE_S)) as attacker,
+        ):
+            asked(other)
+            for _ in range(3):  # haproxy shares a connection that it has used more than once
+                asked(attacker)
+            attacker.sock.sendall(head + blank_lines)
+            attacker.sock.sendall(inside)
+            answer = http.client.HTTPResponse(attacker.sock)
+            answer.begin()
+            answer.read()
+            answers += [asked(other) for _ in range(4)]
     assert set(answers) == {right}

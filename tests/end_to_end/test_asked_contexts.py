@@ -3,11 +3,10 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from command_line import here
 from small_task import questions, write_splits
-from test_run import stillroom
 
 import compress
 import stillroom as face
@@ -62,7 +61,7 @@ def test_a_head_learns_where_answers_are_and_transformers_opens_it(checkpoint: P
     assert theirs.qa_outputs.out_features == 2
 
 
-def test_what_is_scored_is_what_is_served(bundle: Path, checkpoint: Path, asked: Path) -> None:
+def test_the_server_gives_the_answers_that_were_scored(bundle: Path, checkpoint: Path, asked: Path) -> None:
     manifest = open_bundle(bundle).manifest
     assert (manifest.task, manifest.labels, manifest.metrics["metric"]) == (TASK, ["start", "end"], "answer_f1")
     threshold = manifest.variants["fp32"].abstain_below
@@ -83,78 +82,63 @@ def test_what_is_scored_is_what_is_served(bundle: Path, checkpoint: Path, asked:
         replace(encoded, answer_from=threshold), row_logits(load(opened, QUESTION_ANSWERING), encoded)
     )
     pipeline = Pipeline(bundle, "fp32")
-    served = pipeline(
-        [example.text for example in examples], text_pair=[example.text_pair or "" for example in examples]
-    )
+    texts, contexts = ([getattr(example, name) for example in examples] for name in ("text", "text_pair"))
+    served = pipeline(texts, text_pair=contexts)
     assert [answer["answer"]["text"] if answer["answer"] else "" for answer in served] == of_torch
     alone = [pipeline(example.text, text_pair=example.text_pair) for example in examples]
     assert alone == served
     card = (bundle / "README.md").read_text(encoding="utf-8")
     assert "answers a question from a context" in card
-    assert (
-        'localhost:8000/v1/answer -H \'content-type: application/json\' -d \'{"question": "...", "context": "..."}\''
-        in card
-    )
-    assert "question-answering" in card
+    assert "localhost:8000/v1/answer" in card
     assert "Labels" not in card
 
 
-def test_questions_are_told_and_what_has_no_meaning_for_them_is_refused(shallow_teacher: Path, asked: Path) -> None:
+def test_questions_are_told_and_settings_without_a_meaning_for_them_are_refused(
+    shallow_teacher: Path, asked: Path, tmp_path: Path
+) -> None:
     settings = TaskSettings(teacher=str(shallow_teacher), task=TASK, data=str(asked), student=SHAPE)
     inputs = open_task(settings, asked / "out")
     found = input_summary(inputs)
     assert (found["kind"], found["metric"]) == ("answers in a context", "answer_f1")
     assert set(found["labels"]) == {"an answer", "no answer"}
     assert "answers in a context" in "\n".join(summary_lines(found))
-    for changes, message in (
-        ({"folds": 2}, "--folds cannot be given with --task question-answering"),
-        ({"unlabelled": (str(asked / "train.jsonl"),)}, "--unlabelled cannot be given with --task question-answering"),
-        ({"teacher_labels": (str(asked / "no.jsonl"),)}, "--teacher-labels cannot be given with --task question-answ"),
-        ({"method": "xtremedistil"}, "question-answering has places of answers"),
+    for changes, named in (
+        ({"folds": 2}, "--folds"),
+        ({"unlabelled": (str(asked / "train.jsonl"),)}, "--unlabelled"),
+        ({"teacher_labels": (str(asked / "no.jsonl"),)}, "--teacher-labels"),
+        ({"method": "xtremedistil"}, "places of answers"),
     ):
-        with pytest.raises(BadInput, match=message):
+        with pytest.raises(BadInput, match=f"{named}.*question-answering|question-answering.*{named}"):
             open_task(replace(settings, **changes), asked / "out")  # type: ignore[arg-type]
-
-
-def test_where_no_question_has_an_answer_nothing_is_trained(shallow_teacher: Path, tmp_path: Path) -> None:
-    def none(count: int, seed: int) -> list[dict[str, Any]]:
-        return [{**row, "answers": []} for row in questions(count, seed)]
-
-    folder = write_splits(tmp_path / "none", none, (20, 5, 5))
-    settings = TaskSettings(teacher=str(shallow_teacher), task=TASK, data=str(folder), student=SHAPE)
-    with pytest.raises(BadInput, match="No question of train has an answer"):
-        open_task(settings, tmp_path / "out")
+    # Where no question has an answer nothing is trained.
+    none = write_splits(
+        tmp_path / "none", lambda *given: [row | {"answers": []} for row in questions(*given)], (20, 5, 5)
+    )
+    with pytest.raises(BadInput, match="No question of train"):
+        open_task(replace(settings, data=str(none)), tmp_path / "out")
 
 
 def test_a_checkpoint_of_questions_is_explained_profiled_and_exported_with_data_alone(
     bundle: Path, checkpoint: Path, asked: Path, tmp_path: Path
 ) -> None:
-    test = str(asked / "test.jsonl")
-    shown = stillroom(
-        "explain", str(checkpoint), str(checkpoint), "--data", test, "--text-column", "context", "--out", str(tmp_path / "shown")
-    )  # fmt: skip
-    assert shown.returncode == 0, shown.stderr
-    document = face.profile(
-        [checkpoint, bundle], data=test, out=tmp_path / "timed", seconds=0.2, batches=(1,), lengths=(16,)
-    )  # fmt: skip
-    assert {candidate["runtime"] for candidate in document["candidates"]} >= {"torch", "onnxruntime"}
-    refused = (
-        (["export", str(checkpoint), "--texts", test, "--out", str(tmp_path / "bundle")], "--data is needed"),
-        (
-            ["export", str(checkpoint), "--data", str(asked), "--promise", "precision=0.9", "--out", str(tmp_path / "b")],
-            "--promise",
-        ),
-        (
-            ["select", "--like", str(asked), "--bank", test, "--task", TASK, "--encoder", str(checkpoint), "--out", str(tmp_path / "s")],
-            "--task question-answering needs a context for each question",
-        ),
-    )  # fmt: skip
-    for command, said in refused:
-        done = stillroom(*command)
+    test = asked / "test.jsonl"
+    explained = here(
+        "explain", checkpoint, checkpoint, "--data", test, "--text-column", "context", "--out", tmp_path / "shown"
+    )
+    assert explained.returncode == 0, explained.stderr
+    brief = {"runtimes": "torch", "seconds": 0.2, "batches": (1,), "lengths": (16,)}
+    timed = face.profile([checkpoint], data=str(test), out=tmp_path / "timed", **brief)
+    assert [candidate["runtime"] for candidate in timed["candidates"]] == ["torch"]
+    out = ("--out", tmp_path / "refused")
+    for command, named in (
+        (("export", checkpoint, "--texts", test, *out), "--data is needed"),
+        (("export", checkpoint, "--data", asked, "--promise", "precision=0.9", *out), "--promise"),
+        (("select", "--like", asked, "--bank", test, "--task", TASK, "--encoder", checkpoint, *out), "needs a context"),
+    ):
+        done = here(*command)
         assert done.returncode == 2, done.stderr
-        assert said in done.stderr
-    line = stillroom("inspect", str(bundle))
-    assert "It answers a question from a context" in line.stdout
+        assert named in done.stderr
+    assert "It answers a question from a context" in here("inspect", bundle).stdout
 
 
 @pytest.mark.slow
@@ -167,7 +151,7 @@ def test_a_run_ends_in_a_bundle_that_answers_as_well_as_its_teacher(
         "--teacher-epochs", "12", "--teacher-learning-rate", "3e-3", "--student-epochs", "12", "--student-learning-rate", "3e-3",
         "--batch", "8", "--threads", "1", "--latency-seconds", "0.2", "--teacher-gate", "0.9", "--json",
     ]  # fmt: skip
-    done = stillroom(*command)
+    done = here(*command)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["metric"] == "answer_f1"
@@ -175,8 +159,6 @@ def test_a_run_ends_in_a_bundle_that_answers_as_well_as_its_teacher(
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
     assert {row["name"] for row in report["questions"]} >= {"teacher", "student", "int8"}
     assert all("exact_match" in row and "f1_without_answer" in row for row in report["questions"])
-    page = (out / "report.html").read_text(encoding="utf-8")
-    assert "exact match" in page
-    again = stillroom(*command)  # the same command finds what it made
-    assert again.returncode == 0
+    assert "exact match" in (out / "report.html").read_text(encoding="utf-8")
+    assert here(*command).returncode == 0  # the same command finds what it made
     assert face.evaluate(out, asked)["value"] == pytest.approx(document["int8"], abs=1e-6)

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from command_line import here
 from safetensors.torch import load_file, save_file
-from test_run import stillroom
 
 from compress.models.families import layers_of
 from compress.models.pretrained import load_encoder, open_model
@@ -28,13 +28,6 @@ STUDENT = "layers=2,hidden=32,heads=4,ffn=32"
 ASSISTANT = "layers=4,hidden=16,heads=4,ffn=32"
 
 BESIDE: dict[str, Any] = {"task": "text-classification", "methods": ("labels",)}
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
-    path.write_text("\n".join(f"please refund the lamp from Oslo {i}" for i in range(200)), encoding="utf-8")
-    return path
 
 
 RATES = (3e-3, 1e-9)  # with the second, nothing is learned
@@ -62,13 +55,14 @@ def made(tiny_teacher: Path, task_data: Path, corpus: Path, tmp_path_factory: py
         "students": (STUDENT,), "methods": ("minilmv2",), "distill_tokens": 2_000, "task_tokens": 6_000, "batch": 8,
         "teacher_epochs": 8, "teacher_learning_rate": 3e-3, "label_learning_rates": RATES, "threads": 1,
     }  # fmt: skip
-    arguments: list[str | Path] = [
-        "compare", "--teacher", tiny_teacher, "--task", "text-classification", "--data", task_data, "--corpus", corpus,
-        "--student", STUDENT, "--method", "minilmv2", "--distill-tokens", "2000", "--task-tokens", "6000", "--batch", "8",
-        "--teacher-epochs", "8", "--teacher-learning-rate", "3e-3", "--label-learning-rate", "3e-3",
-        "--label-learning-rate", "1e-9", "--threads", "1", "--out", out, "--json",
-    ]  # fmt: skip
-    done = stillroom(*arguments, "--seeds", "1")
+    repeated = {"students": "student", "methods": "method", "label_learning_rates": "label_learning_rate"}
+    flags = [
+        (f"--{repeated.get(name, name).replace('_', '-')}", str(value))
+        for name, given in settings.items()
+        for value in (given if isinstance(given, tuple) else (given,))
+    ]
+    arguments: list[str | Path] = ["compare", *(word for flag in flags for word in flag), "--out", out, "--json"]
+    done = here(*arguments, "--seeds", "1")
     assert done.returncode == 0, done.stderr
     assert "4 more of the last stage, to choose its learning rate" in done.stderr
     return Made(out, json.loads(done.stdout), arguments, settings)
@@ -87,7 +81,7 @@ def test_rows_are_made_once_and_told_with_what_they_cost(made: Made) -> None:
     held = {name: (out / name).read_text(encoding="utf-8") for name in ("compare.json", "table.md")}
     with ExitStack() as stack:
         opened = {name: stack.enter_context((out / name).open(encoding="utf-8")) for name in held}
-        more = stillroom(*arguments, "--seeds", "2")
+        more = here(*arguments, "--seeds", "2")
         assert more.returncode == 0, more.stderr
         assert {name: file.read() for name, file in opened.items()} == held
     assert (out / "table.md").read_text(encoding="utf-8") != held["table.md"]
@@ -103,9 +97,7 @@ def test_rows_are_made_once_and_told_with_what_they_cost(made: Made) -> None:
         by_rate = {one["learning_rate"]: one["validation"] for one in row["label_rates"]}
         assert tuple(by_rate) == RATES
         assert by_rate[row["label_learning_rate"]] == max(by_rate.values())
-        assert f"0.003: {by_rate[3e-3]:.4f}; 1e-09: {by_rate[1e-9]:.4f}" in (out / "table.md").read_text(
-            encoding="utf-8"
-        )
+        assert f"0.003: {by_rate[3e-3]:.4f}; 1e-09: {by_rate[1e-9]:.4f}" in (out / "table.md").read_text()
         assert row["choice_seconds"] > 0
         assert row["plain_tokens"] == (2_000 if method == "minilmv2" else 0)
         assert row["seconds"] > 0
@@ -121,9 +113,8 @@ def test_rows_are_made_once_and_told_with_what_they_cost(made: Made) -> None:
     less = rows["minilmv2"]["less_labels"]
     assert less["value"] == pytest.approx(rows["minilmv2"]["mean"] - rows["labels"]["mean"])
     # Equal label steps: that of the method's last stage is that of the controls.
-    assert {row["losses"][[*row["losses"]][-1]]["steps"] for row in rows.values()} == {
-        rows["labels"]["losses"]["1-labels"]["steps"]
-    }
+    steps = {[*row["losses"].values()][-1]["steps"] for row in rows.values()}
+    assert steps == {rows["labels"]["losses"]["1-labels"]["steps"]}
     # Every row keeps its student, which opens with a head for the task.
     for row in rows.values():
         for place in row["checkpoints"]:
@@ -147,9 +138,7 @@ def test_the_best_student_becomes_a_bundle_and_a_missed_gate_leaves_the_comparis
     weights = load_file(student)
     # A student that always gives the same answer falls short of its teacher.
     save_file({name: w * 0 if "classifier.weight" in name else w for name, w in weights.items()}, student)
-    with pytest.raises(
-        GateMissed, match=r"int8 over teacher, validation is 0\.\d+, needed 0\.97.*The comparison is kept"
-    ) as missed:
+    with pytest.raises(GateMissed, match=r"int8 over teacher, validation is 0\.\d+, needed 0\.97") as missed:
         compare(**vars(given))
     assert missed.value.exit_code == 3
     told = json.loads((out / "compare.json").read_text(encoding="utf-8"))
@@ -163,10 +152,8 @@ def test_the_best_student_becomes_a_bundle_and_a_missed_gate_leaves_the_comparis
     document = compare(**vars(given))
     bundle = open_bundle(out / document["export"]["bundle"])
     assert bundle.manifest.metrics["validation"]["teacher"]["value"] == document["teacher"]["validation"]["value"]
-    assert [gate["name"] for gate in document["export"]["gates"]] == [
-        "int8 over fp32, validation",
-        "int8 over teacher, validation",
-    ]
+    gates = [gate["name"] for gate in document["export"]["gates"]]
+    assert gates == ["int8 over fp32, validation", "int8 over teacher, validation"]
     best = max(document["rows"], key=lambda row: row["validation"])
     assert document["best"]["checkpoint"] in best["checkpoints"]
     assert {file.name for file in out.iterdir()} == {"work", "compare.json", "report.html", "table.md", "bundle"}
@@ -174,7 +161,7 @@ def test_the_best_student_becomes_a_bundle_and_a_missed_gate_leaves_the_comparis
     made_once = (out / "bundle" / "manifest.json").stat()
     assert compare(**vars(given))["export"] == document["export"]
     assert (out / "bundle" / "manifest.json").stat() == made_once
-    with pytest.raises(BadInput, match="is not the bundle of the student that is best now, at these gates"):
+    with pytest.raises(BadInput, match="at these gates"):
         compare(**vars(replace(given, gate=0.5)))
 
 
@@ -238,10 +225,8 @@ def test_starts_layers_and_tokens_are_compared_where_methods_read_them(made: Mad
 def test_each_control_starts_from_the_layers_that_it_names(tiny_teacher: Path, task_data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     compare(
-
-            teacher=str(tiny_teacher), out=str(out), **BESIDE, data=str(task_data), students=(STUDENT,), seeds=1, threads=1,
-            batch=8, teacher_epochs=2, teacher_learning_rate=3e-3, task_tokens=300,
-
+        teacher=str(tiny_teacher), out=str(out), **BESIDE, data=str(task_data), students=(STUDENT,), seeds=1, threads=1,
+        batch=8, teacher_epochs=2, teacher_learning_rate=3e-3, task_tokens=300,
     )  # fmt: skip
     sources = {"given": tiny_teacher, "fine-tuned": out / "work" / "teacher"}
 
@@ -280,12 +265,9 @@ def test_assistants_and_another_task_come_before_the_task(
         told = ({"text": r["text"], "label": "asks" if "please" in r["text"] else "tells"} for r in rows)
         (source / f"{split}.jsonl").write_text("\n".join(map(json.dumps, told)), encoding="utf-8")
     document = compare(
-
-            teacher=str(tiny_teacher), task="text-classification", data=str(task_data), out=str(tmp_path / "out"),
-            methods=(f"minilm@{ASSISTANT}", "xtremedistil-transfer"), students=(STUDENT,),
-            corpus=(str(corpus),), source_data=str(source), seeds=1, distill_tokens=2_000,
-            task_tokens=22_000, batch=8, teacher_epochs=6, teacher_learning_rate=3e-3, threads=1,
-
+        teacher=str(tiny_teacher), task="text-classification", data=str(task_data), out=str(tmp_path / "out"),
+        methods=(f"minilm@{ASSISTANT}", "xtremedistil-transfer"), students=(STUDENT,), corpus=(str(corpus),), source_data=str(source),
+        seeds=1, distill_tokens=2_000, task_tokens=22_000, batch=8, teacher_epochs=6, teacher_learning_rate=3e-3, threads=1,
     )  # fmt: skip
     rows = {row["method"].partition("@")[0]: row for row in document["rows"]}
     assert sorted(rows["minilm"]["curves"]) == ["1-minilm", "2-labels", "assistant-1-1-minilm"]
@@ -319,58 +301,42 @@ def test_a_rate_whose_loss_is_not_finite_is_out(made: Made, tmp_path: Path, monk
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "named"),
     [
-        ({"methods": ("magic",)}, r"--method magic is not known\. Give minilmv2"),
+        ({"methods": ("magic",)}, "--method magic .*minilmv2"),
         ({"methods": ()}, "--method is needed"),
-        ({"corpus": ()}, "--method minilm learns from plain text, and no --corpus was given"),
-        ({"students": ("layers=2,hidden=32,heads=8,ffn=32",)}, "the student has 8 and the teacher 4"),
-        ({"students": ("layers=6,hidden=32,heads=4,ffn=32",), "methods": ("tinybert",)}, "no deeper than its teacher"),
-        ({"seeds": 0}, "--seeds is 0; give a whole number from 1 to 1,000"),
-        ({"methods": ("xtremedistil-transfer",)}, "learns another task first, and no --source-data was given"),
-        (
-            {"methods": ("soft-labels@3x384",)},
-            "only methods that learn from plain text alone, such as minilm, take assistants",
-        ),
-        ({"methods": ("minilm@3x38",)}, "Did you mean 3x384"),
-        ({"starts": ("spread", "alternatee")}, r"--start is 'alternatee' \(did you mean alternate\?\)"),
-        (
-            {"teacher_layers": (2, 3)},
-            r"--teacher-layer has no effect on --method minilm, only on minilmv2 and directminilm",
-        ),
+        ({"corpus": ()}, "--method minilm .*--corpus"),
+        ({"students": ("layers=2,hidden=32,heads=8,ffn=32",)}, "has 8 and the teacher 4"),
+        ({"students": ("layers=6,hidden=32,heads=4,ffn=32",), "methods": ("tinybert",)}, "no deeper"),
+        ({"seeds": 0}, "--seeds is 0"),
+        ({"methods": ("xtremedistil-transfer",)}, "--source-data"),
+        ({"methods": ("soft-labels@3x384",)}, "take assistants"),
+        ({"methods": ("minilm@3x38",)}, "3x384"),
+        ({"starts": ("spread", "alternatee")}, "--start is 'alternatee' .*alternate"),
+        ({"teacher_layers": (2, 3)}, "--teacher-layer has no effect on --method minilm"),
         ({"methods": ("minilmv2",), "teacher_layers": (2, 9)}, "layer 9"),
-        ({"methods": ("soft-labels",), "distill_tokens": (10, 20)}, "--distill-tokens was given 2 times"),
-        ({"label_learning_rates": (1e-3, 0.0)}, "--label-learning-rate is 0; give a number above 0"),
+        ({"methods": ("soft-labels",), "distill_tokens": (10, 20)}, "--distill-tokens"),
+        ({"label_learning_rates": (1e-3, 0.0)}, "--label-learning-rate is 0"),
     ],
 )
 def test_faults_are_told_before_anything_is_trained(
-    changes: dict[str, Any], message: str, tiny_teacher: Path, task_data: Path, corpus: Path, tmp_path: Path
+    changes: dict[str, Any], named: str, tiny_teacher: Path, task_data: Path, corpus: Path, tmp_path: Path
 ) -> None:
-    settings: dict[str, Any] = {
-        "teacher": str(tiny_teacher),
-        "task": "text-classification",
-        "data": str(task_data),
-        "out": str(tmp_path / "out"),
-        "methods": ("minilm",),
-        "students": (STUDENT,),
-        "corpus": (str(corpus),),
-    }
-    with pytest.raises(BadInput, match=message):
+    settings: dict[str, Any] = {"teacher": str(tiny_teacher), "task": "text-classification", "data": str(task_data)}
+    settings |= {"out": str(tmp_path / "out"), "methods": ("minilm",), "students": (STUDENT,), "corpus": (str(corpus),)}
+    with pytest.raises(BadInput, match=named):
         compare(**(settings | changes))
     assert not (tmp_path / "out").exists()
 
 
-def test_a_teacher_that_the_comparison_would_write_over_is_refused(
+def test_a_teacher_or_other_things_that_the_comparison_would_write_over_are_left_alone(
     tiny_teacher: Path, task_data: Path, tmp_path: Path
 ) -> None:
     inside = shutil.copytree(tiny_teacher, tmp_path / "out" / "work" / "teacher")
     with pytest.raises(BadInput, match="where this comparison writes"):
         compare(teacher=str(inside), **BESIDE, data=str(task_data), out=str(tmp_path / "out"))
     assert (inside / "model.safetensors").is_file()
-
-
-def test_a_folder_of_other_things_is_left_alone(tiny_teacher: Path, task_data: Path, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "thesis.tex").touch()
-    with pytest.raises(BadInput, match="already exists and holds other files; nothing was written"):
-        compare(teacher=str(tiny_teacher), **BESIDE, data=str(task_data), out=str(tmp_path / "out"))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").touch()
+    with pytest.raises(BadInput, match="holds other files"):
+        compare(teacher=str(tiny_teacher), **BESIDE, data=str(task_data), out=str(tmp_path / "other"))

@@ -1,6 +1,9 @@
+"""`export` of a checkpoint: what the bundle, its card and its report hold, and what is refused."""
+
 import filecmp
 import itertools
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -12,13 +15,13 @@ from typing import Any
 import onnxruntime
 import pytest
 import yaml
+from command_line import here
 from repository import ROOT
 from small_task import examples, write_rows
 
 import stillroom as face
 from compress.runs.resumable_stages import Workdir
-from export.precision.int8 import NO_SATURATION
-from serve.bundle.cpu import HIDDEN_VARIABLE, cpu_features, read_cores, suits, why
+from serve.bundle.cpu import cpu_features, read_cores, suits, why
 from serve.bundle.runtimes import choose
 from serve.errors import BadInput, GateMissed
 from serve.model.pipeline import Pipeline
@@ -28,16 +31,6 @@ from serve.text.tokenizer import load_tokenizer
 from stillroom.verbs.export.checkpoint import scores_on_test
 
 FAST = {"latency_seconds": 0.0, "threads": 1}
-
-
-@pytest.fixture(scope="module")
-def classifier(tmp_path_factory: pytest.TempPathFactory, shallow_teacher: Path, task_data: Path) -> Path:
-    """A tiny model that knows the task."""
-    out = tmp_path_factory.mktemp("ckpt") / "classifier"
-    return face.finetune(
-        str(shallow_teacher), "text-classification", str(task_data), out,
-        epochs=8, patience=0, learning_rate=3e-3, batch=8, threads=1,
-    )  # fmt: skip
 
 
 # Weights of units that all say the same: their sum is 0. What rounds them to so many bits of the largest makes it another, by
@@ -90,19 +83,19 @@ def exported(*given: Path, **settings: object) -> Path:
     return Path(face.export(*given, **settings)["bundle"])
 
 
-def report_of(bundle: Path) -> dict[str, object]:
+def report_of(bundle: Path) -> dict[str, Any]:
     """The report in `bundle`, or beside where it would stand."""
     file = bundle / "report.json" if bundle.exists() else bundle.with_name(f"{bundle.name}.report.json")
-    document: dict[str, object] = json.loads(file.read_text())
+    document: dict[str, Any] = json.loads(file.read_text())
     return document
 
 
 @pytest.fixture(scope="module")
 def unsure(tmp_path_factory: pytest.TempPathFactory, shallow_teacher: Path, task_data: Path) -> Path:
     """The same after one epoch: a small change of its logits shows in its probabilities."""
-    out = tmp_path_factory.mktemp("ckpt") / "unsure"
     settings: dict[str, Any] = {"epochs": 1, "learning_rate": 1e-3, "batch": 8, "threads": 1}
-    return face.finetune(str(shallow_teacher), "text-classification", str(task_data), out, **settings)
+    given = (str(shallow_teacher), "text-classification", str(task_data), tmp_path_factory.mktemp("ckpt") / "unsure")
+    return face.finetune(*given, **settings)
 
 
 @pytest.mark.slow
@@ -117,16 +110,8 @@ def test_served_in_any_company_static_int8_gives_the_same_bytes_and_dynamic_does
     rows = [json.loads(line)["text"] for line in (task_data / "test.jsonl").read_text().splitlines()]
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(" ".join(rows[i : i + 1 + i % 5]) for i in range(len(rows))) + "\n")
-    command = [
-        sys.executable,
-        ROOT / "benchmarks" / "serve" / "company.py",
-        bundle,
-        texts,
-        "--connections",
-        "8",
-        "--variant",
-        "int8",
-    ]
+    program = ROOT / "benchmarks" / "serve" / "company.py"
+    command = [sys.executable, program, bundle, texts, "--connections", "8", "--variant", "int8"]
     done = subprocess.run([*command, "--json", tmp_path / "found.json"], capture_output=True, text=True, check=False)
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["lost"], found["in_company"]) == (0, 3 * found["texts"])
@@ -139,17 +124,12 @@ def test_every_precision_is_made_checked_and_served(classifier: Path, task_data:
     document = face.export(classifier, tmp_path / "one", task_data, variants="fp32,fp16,int8", **FAST)
     out = tmp_path / "one"
     manifest = open_bundle(out).manifest
-    assert (document["bundle"], document["report"], document["metric"]) == (
-        str(out),
-        str(out / "report.html"),
-        "accuracy",
-    )
+    told = (str(out), str(out / "report.html"), "accuracy")
+    assert (document["bundle"], document["report"], document["metric"]) == told
     assert list(document["variants"]) == ["fp32", "fp16", "int8"]
     assert document["variants"]["int8"]["size_bytes"] == (out / "onnx" / "model_quantized.onnx").stat().st_size
-    assert {gate["name"] for gate in document["gates"] if gate["passed"]} == {
-        "fp16 over fp32, validation",
-        "int8 over fp32, validation",
-    }
+    passed = {gate["name"] for gate in document["gates"] if gate["passed"]}
+    assert passed == {f"{name} over fp32, validation" for name in ("fp16", "int8")}
     assert document["scores"] == {split: manifest.metrics[split] for split in ("validation", "test")}
     assert document["scores"]["test"]["int8"].keys() == {"value", "low", "high"}
     assert (document["claims"], document["warnings"]) == (report_of(out)["claims"], report_of(out)["warnings"])
@@ -161,14 +141,12 @@ def test_every_precision_is_made_checked_and_served(classifier: Path, task_data:
     assert (manifest.default_variant, sorted(manifest.variants)) == ("int8", ["fp16", "fp32", "int8"])
     answers = {variant: face.Pipeline(out, variant)("please refund the lamp") for variant in manifest.variants}
     assert {answer["labels"][0]["label"] for answer in answers.values()} == {"refund"}
-    said = {name: row["value"] for name, row in manifest.metrics["test"].items()}  # type: ignore[attr-defined]
+    said = {name: row["value"] for name, row in manifest.metrics["test"].items()}
     assert {"fp32", "fp16", "int8"} <= set(said)
     assert min(said.values()) > 0.9
     page = (out / "report.html").read_text()
     assert all(heading in page for heading in ("Gates", "Agreement", "Quantisation", "Kernels", "Parity"))
-    shown = subprocess.run(
-        [sys.executable, "-m", "stillroom", "inspect", str(out)], capture_output=True, text=True, check=False
-    )
+    shown = here("inspect", out)
     assert shown.returncode == 0
     assert f"This machine runs int8 in onnxruntime. In Python a call uses {why(read_cores())}; " in shown.stdout
 
@@ -188,13 +166,13 @@ def test_two_exports_are_the_same_bytes_but_for_what_their_reports_say_of_the_mo
 
 
 @pytest.mark.slow
-def test_what_eight_bits_ruin_goes_back_to_float32(classifier: Path, task_data: Path, tmp_path: Path) -> None:
+def test_a_product_that_eight_bits_ruin_goes_back_to_float32(classifier: Path, task_data: Path, tmp_path: Path) -> None:
     broken = with_cancelling_units(classifier, tmp_path / "broken", HELD_BY_NEITHER)
     out = exported(broken, tmp_path / "mended", task_data, gate=0.9, variants="int8", **FAST)
     search = report_of(out)["search"]
-    assert max(attempt["verdict"]["share"] for attempt in search["tried"]) < 0.6  # type: ignore[index]
-    assert [step["product"] for step in search["repaired"]] == ["bert.encoder.layer.1.output.dense"]  # type: ignore[index]
-    assert search["held"]  # type: ignore[index]
+    assert max(attempt["verdict"]["share"] for attempt in search["tried"]) < 0.6
+    assert [step["product"] for step in search["repaired"]] == ["bert.encoder.layer.1.output.dense"]
+    assert search["held"]
     card = (out / "README.md").read_text()
     assert "left in float32: bert.encoder.layer.1.output.dense" in card
     # Nothing in the bundle is fp32, and nothing is known of a teacher.
@@ -216,7 +194,7 @@ class ExactSums(Session):
 
 
 @pytest.mark.slow
-def test_what_needs_all_eight_bits_asks_for_a_processor_that_has_them(
+def test_a_graph_that_needs_all_eight_bits_asks_for_a_processor_that_has_them(
     classifier: Path, task_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As on a processor with VNNI, whatever runs this test: it is believed to be one, and judges by the sums of one.
@@ -224,30 +202,12 @@ def test_what_needs_all_eight_bits_asks_for_a_processor_that_has_them(
     monkeypatch.setattr("export.precision.int8_search.Session", ExactSums)
     broken = with_cancelling_units(classifier, tmp_path / "broken", HELD_BY_EIGHT_BITS)
     out = exported(broken, tmp_path / "eight", task_data, gate=0.9, **FAST)
-    assert [attempt["weight_bits"] for attempt in report_of(out)["search"]["tried"]] == [7, 7, 8, 8]  # type: ignore[index]
+    assert [attempt["weight_bits"] for attempt in report_of(out)["search"]["tried"]] == [7, 7, 8, 8]
     needs = open_bundle(out).manifest.variants["int8"].cpu
     assert "avx512_vnni" in needs
     assert choose(open_bundle(out), features=["avx2"]).variant == "fp32"
     assert choose(open_bundle(out), features=needs[:1]).variant == "int8"
-    assert (
-        "8-bit weights need a processor with avx512_vnni, avx_vnni, amx_int8 or arm64"
-        in (out / "README.md").read_text()
-    )
-
-
-@pytest.mark.slow
-def test_on_a_processor_without_vnni_eight_bits_are_not_tried_and_what_costs_goes_back_to_float32(
-    classifier: Path, task_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(HIDDEN_VARIABLE, ",".join(NO_SATURATION))
-    broken = with_cancelling_units(classifier, tmp_path / "broken", HELD_BY_EIGHT_BITS)
-    out = exported(broken, tmp_path / "seven", task_data, gate=0.9, **FAST)
-    search = report_of(out)["search"]
-    assert [attempt["weight_bits"] for attempt in search["tried"]] == [7, 7]  # type: ignore[index]
-    assert [step["product"] for step in search["repaired"]] == ["bert.encoder.layer.1.output.dense"]  # type: ignore[index]
-    assert open_bundle(out).manifest.variants["int8"].cpu == []
-    assert choose(open_bundle(out)).variant == "int8"
-    assert "8-bit weights need a processor" not in (out / "README.md").read_text()
+    assert "8-bit weights need a processor with avx512_vnni" in (out / "README.md").read_text()
 
 
 @pytest.mark.slow
@@ -256,9 +216,7 @@ def test_a_gate_that_nothing_holds_leaves_a_report_and_no_bundle(
 ) -> None:
     monkeypatch.setattr("export.precision.int8_search.MOST_KEPT", 0.0)  # nothing may be put back
     broken = with_cancelling_units(classifier, tmp_path / "broken", HELD_BY_NEITHER)
-    with pytest.raises(
-        GateMissed, match=r"No bundle was written: int8 over fp32, validation is 0\.\d+, needed 0\.9"
-    ) as missed:
+    with pytest.raises(GateMissed, match=r"int8 over fp32, validation is 0\.\d+, needed 0\.9") as missed:
         face.export(broken, tmp_path / "out", task_data, gate=0.9, **FAST)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "out.report.html", "out.report.json"]
     document = missed.value.document
@@ -266,7 +224,7 @@ def test_a_gate_that_nothing_holds_leaves_a_report_and_no_bundle(
     assert (document["bundle"], document["report"]) == (None, str(tmp_path / "out.report.html"))
     assert [(gate["name"], gate["passed"]) for gate in document["gates"]] == [("int8 over fp32, validation", False)]
     assert document["scores"].keys() == {"validation"}
-    assert not report_of(tmp_path / "out")["search"]["held"]  # type: ignore[index]
+    assert not report_of(tmp_path / "out")["search"]["held"]
 
 
 def test_a_promise_that_can_be_kept_is_in_the_manifest_and_another_one_leaves_a_report_alone(
@@ -279,15 +237,13 @@ def test_a_promise_that_can_be_kept_is_in_the_manifest_and_another_one_leaves_a_
     assert promises["precision=0.8"] < promises["recall=0.5"] <= 1
     assert "labels" in Pipeline(bundle, "fp32")("please refund the lamp", promise="precision=0.8")
     card = (bundle / "README.md").read_text()
-    assert "fp32: precision=0.8 is promised with a confidence of 0.95 for answers with a score of" in card
-    told = report_of(bundle)["promises"]["fp32"]  # type: ignore[index]
+    assert "fp32: precision=0.8 is promised with a confidence of 0.95" in card
+    told = report_of(bundle)["promises"]["fp32"]
     assert [each["of"] for each in told] == ["precision", "recall"]
-    with pytest.raises(
-        GateMissed, match=r"fp32: --promise recall=0.99 cannot be kept .* recall=0.9\d* could be promised"
-    ):
+    with pytest.raises(GateMissed, match=r"--promise recall=0.99 cannot be kept .* recall=0.9\d* could"):
         face.export(classifier, tmp_path / "out", task_data, promises=("recall=0.99",), **settings)
     assert not (tmp_path / "out").exists()
-    with pytest.raises(BadInput, match="the export has no labelled texts"):
+    with pytest.raises(BadInput, match="no labelled texts"):
         face.export(classifier, tmp_path / "out", promises=("recall=0.9",), **settings)
 
 
@@ -295,16 +251,13 @@ def test_without_data_fp32_is_exported_and_nothing_is_said_to_be_scored(classifi
     document = face.export(classifier, tmp_path / "out", **FAST)
     manifest = open_bundle(tmp_path / "out").manifest
     assert (list(manifest.variants), manifest.labels) == (["fp32"], ["praise", "refund", "status"])
-    assert manifest.parity["fp32"]["passed"]  # type: ignore[index]
-    assert manifest.parity["fp32"]["texts"] > 200  # type: ignore[index]
-    assert (manifest.metrics, document["scores"], document["gates"]) == (
-        {"metric": "accuracy", "confidence": {}},
-        {},
-        [],
-    )
-    assert document["claims"] == ["No scores were measured: the export was given no labelled texts."]
+    assert manifest.parity["fp32"]["passed"]
+    assert manifest.parity["fp32"]["texts"] > 200
+    assert (document["scores"], document["gates"]) == ({}, [])
+    assert manifest.metrics == {"metric": "accuracy", "confidence": {}}
     card = (tmp_path / "out" / "README.md").read_text()
     assert "No scores were measured" in card
+    assert "No scores were measured" in document["claims"][0]
     assert not any(word in card for word in ("## Scores", "test split", "temperature"))
     assert "No scores were measured" in (tmp_path / "out" / "report.html").read_text()
     assert face.Pipeline(tmp_path / "out")("please refund the lamp")["labels"][0]["label"] == "refund"
@@ -317,7 +270,7 @@ def test_without_data_fp16_is_made_on_request_and_held_to_the_tolerance_that_is_
     face.export(classifier, tmp_path / "out", variants=("fp32", "fp16"), atol=1e-3, **FAST)
     manifest = open_bundle(tmp_path / "out").manifest
     assert list(manifest.variants) == ["fp16", "fp32"]
-    assert manifest.parity["fp16"]["passed"]  # type: ignore[index]
+    assert manifest.parity["fp16"]["passed"]
     assert "0.001" in (tmp_path / "out" / "README.md").read_text()
     with pytest.raises(GateMissed, match="--atol"):
         face.export(classifier, tmp_path / "strict", atol=1e-12, **FAST)
@@ -331,19 +284,6 @@ def test_without_data_int8_is_calibrated_on_unlabelled_texts_and_held_to_the_lab
     (gate,) = document["gates"]
     assert (gate["name"], gate["needed"], gate["passed"]) == ("int8 has fp32's labels, 120 texts", 0.99, True)
     assert list(open_bundle(tmp_path / "out").manifest.variants) == ["fp32", "int8"]
-
-
-def test_what_needs_data_or_texts_says_so(classifier: Path, task_data: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"--variants int8 needs text to calibrate on .* Give --data, .* or --texts"):
-        face.export(classifier, tmp_path / "out", variants="fp32,int8")
-    (tmp_path / "one.txt").write_text("please refund the lamp\n" * 3)
-    with pytest.raises(BadInput, match=r"--texts .*one.txt has 1 text; 2 or more are needed"):
-        face.export(classifier, tmp_path / "out", variants="int8", texts=(str(tmp_path / "one.txt"),))
-    with pytest.raises(BadInput, match="--texts and --data are both given"):
-        face.export(classifier, tmp_path / "out", task_data, texts=("one.txt",))
-    with pytest.raises(BadInput, match="--out-of-scope needs --data"):
-        face.export(classifier, tmp_path / "out", out_of_scope="strange")
-    assert [path.name for path in tmp_path.iterdir()] == ["one.txt"]
 
 
 @pytest.mark.slow
@@ -361,26 +301,20 @@ def test_licences_language_and_the_teachers_name_on_the_hub_are_on_the_card_and_
     assert (front["license"], front["language"], front["base_model"]) == ("apache-2.0", "en", "bert-base-uncased")
     assert "Licence of the model: apache-2.0; of the data: CC0." in (out / "README.md").read_text()
     report = report_of(out)
-    assert report["machine"]["load_average"] == 0.25  # type: ignore[index]
-    assert report["latency"]["machine"] == report["machine"]  # type: ignore[index]
+    assert report["machine"]["load_average"] == 0.25
+    assert report["latency"]["machine"] == report["machine"]
 
 
 @pytest.mark.slow
-def test_a_bundle_says_whether_its_texts_come_in_pairs(trimmed: tuple[Path, str]) -> None:
-    assert open_bundle(trimmed[0]).manifest.pairs
-
-
-@pytest.mark.slow
-def test_what_is_doubtful_about_the_data_is_told_as_a_run_tells_it(trimmed: tuple[Path, str]) -> None:
+def test_doubts_about_the_data_are_told_as_a_run_tells_them(trimmed: tuple[Path, str]) -> None:
     out, said = trimmed
     expected = [
         "There is no validation file: 24 texts of train were held out instead.",
         "1 text is in more than one split (train, test): scores on them are too high for every model.",
     ]
-    assert report_of(out)["warnings"][:2] == expected  # type: ignore[index]
-    assert [line for line in said.splitlines() if line.startswith("warning")] == [
-        f"warning: {each}" for each in expected
-    ]
+    assert report_of(out)["warnings"][:2] == expected
+    assert re.findall("^warning: (.*)", said, re.MULTILINE) == expected
+    assert open_bundle(out).manifest.pairs
 
 
 def test_texts_out_of_scope_choose_the_threshold_and_are_no_errors_of_the_model(
@@ -390,17 +324,14 @@ def test_texts_out_of_scope_choose_the_threshold_and_are_no_errors_of_the_model(
         rows = [json.loads(line) for line in (task_data / f"{split}.jsonl").read_text().splitlines()]
         strange = [{"text": f"how tall is a tower of {i} bricks", "label": "strange"} for i in range(count)]
         write_rows(tmp_path / f"{split}.jsonl", rows + strange)
-    given = {"variants": "fp32", "out_of_scope": "strange", **FAST}
-    out = exported(classifier, tmp_path / "one", tmp_path, **given)
-    again = exported(classifier, tmp_path / "two", tmp_path, name="one", **given)
+    out = exported(classifier, tmp_path / "one", tmp_path, variants="fp32", out_of_scope="strange", **FAST)
     manifest = open_bundle(out).manifest
-    assert open_bundle(again).manifest.digest == manifest.digest
     plain = open_bundle(exported(classifier, tmp_path / "plain", task_data, variants="fp32", **FAST)).manifest
     assert manifest.metrics["test"] == plain.metrics["test"]
     assert "strange" not in manifest.labels
     assert manifest.variants["fp32"].temperature == plain.variants["fp32"].temperature
     assert manifest.variants["fp32"].abstain_below != plain.variants["fp32"].abstain_below
-    test = manifest.metrics["confidence"]["fp32"]["test"]  # type: ignore[index]
+    test = manifest.metrics["confidence"]["fp32"]["test"]
     assert (test["rows"], test["out_of_scope_texts"]) == (60, 20)
     line = f"Below a probability of {manifest.variants['fp32'].abstain_below:g} it abstains: "
     assert line in (out / "README.md").read_text()
@@ -408,24 +339,12 @@ def test_texts_out_of_scope_choose_the_threshold_and_are_no_errors_of_the_model(
     assert report_of(out)["confidence"] == manifest.metrics["confidence"]
 
 
-def test_a_label_out_of_scope_must_be_in_validation_and_not_the_models_own(
-    classifier: Path, task_data: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(BadInput, match="--out-of-scope nowhere: no text of validation has that label"):
-        face.export(classifier, tmp_path / "out", task_data, out_of_scope="nowhere", **FAST)
-    with pytest.raises(
-        BadInput, match=r"--out-of-scope refund: CKPT .*classifier was trained with that label as a class"
-    ):
-        face.export(classifier, tmp_path / "out", task_data, out_of_scope="refund", **FAST)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_where_a_bundle_cannot_be_written_no_report_speaks_of_one_and_what_a_kill_left_is_cleared(
     classifier: Path, task_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
 
-    def somebody_comes_first(*args: object) -> tuple[object, object]:
+    def another_comes_first(*args: object) -> tuple[object, object]:
         out.mkdir()
         (out / "diary").touch()
         return scores_on_test(*args)  # type: ignore[arg-type]
@@ -435,8 +354,8 @@ def test_where_a_bundle_cannot_be_written_no_report_speaks_of_one_and_what_a_kil
         (tmp_path / left).mkdir(parents=True)
     (tmp_path / "out.export-work" / "made-by-stillroom").touch()
     (tmp_path / "out.report.json").write_text("{}")
-    monkeypatch.setattr("stillroom.verbs.export.checkpoint.scores_on_test", somebody_comes_first)
-    with pytest.raises(BadInput, match="out exists and is not a bundle"):
+    monkeypatch.setattr("stillroom.verbs.export.checkpoint.scores_on_test", another_comes_first)
+    with pytest.raises(BadInput, match="not a bundle"):
         face.export(classifier, out, task_data, variants="fp32", **FAST)
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["out", "out/diary"]
 
@@ -449,29 +368,17 @@ def test_a_second_export_to_the_same_place_is_refused_and_harms_nothing(
     with Workdir(tmp_path / "out.export-work").scratch() as folder:  # as the first one works
         (folder / "half a graph").touch()
         before = sorted(tmp_path.rglob("*"))
-        with pytest.raises(
-            BadInput, match=r"Another run uses .*out\.export-work\. Wait until it ends, or give another"
-        ):
+        with pytest.raises(BadInput, match=r"Another run uses .*out\.export-work"):
             face.export(classifier, out, task_data, **FAST)
         assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.slow
-def test_dynamic_int8_is_labelled_and_never_the_default(classifier: Path, task_data: Path, tmp_path: Path) -> None:
+def test_dynamic_int8_is_never_the_default(classifier: Path, task_data: Path, tmp_path: Path) -> None:
     out = exported(classifier, tmp_path / "out", task_data, int8="dynamic", **FAST)
     manifest = open_bundle(out).manifest
     assert (manifest.default_variant, manifest.variants["int8"].scheme) == ("fp32", "dynamic")
     assert "its answer to a text depends on the batch" in (out / "README.md").read_text()
-
-
-@pytest.mark.slow
-def test_weight_only_int8_is_nearly_float32_alone_and_in_company(
-    classifier: Path, task_data: Path, tmp_path: Path
-) -> None:
-    out = exported(classifier, tmp_path / "out", task_data, int8="weight-only", **FAST)
-    parity = open_bundle(out).manifest.parity["int8"]
-    assert parity["company_differences"] == 0  # type: ignore[index]
-    assert parity["labels_changed_per_10k"] < 50  # type: ignore[index]
 
 
 @pytest.mark.slow
@@ -481,60 +388,61 @@ def test_openvino_is_pinned_when_asked_for(classifier: Path, task_data: Path, tm
     manifest = open_bundle(out).manifest
     assert (manifest.variants["int8"].runtime, manifest.variants["fp32"].runtime) == ("openvino", "onnxruntime")
     assert face.Pipeline(out).session.runtime == "openvino"
-    assert manifest.parity["int8 openvino"]["company_differences"] == 0  # type: ignore[index]
+    assert manifest.parity["int8 openvino"]["company_differences"] == 0
     assert "| **int8 openvino** | accuracy |" in (out / "README.md").read_text()
 
 
 @pytest.mark.slow
 def test_a_vocabulary_is_trimmed_to_the_words_that_are_used(trimmed: tuple[Path, str], classifier: Path) -> None:
-    from transformers import pipeline
-
     out, _ = trimmed
     told = report_of(out)["vocabulary"]
-    assert told["kept"] < told["tokens"]  # type: ignore[index, operator]
+    assert told["kept"] < told["tokens"]
     # Both texts of each of the 24 pairs that were held out; of those whose words were kept, "lamp" is in the second.
-    assert told["texts"] == 48  # type: ignore[index]
+    assert told["texts"] == 48
     assert load_tokenizer(out, 64).encode("refund lamp", add_special_tokens=False).tokens == ["refund", "lamp"]
-    assert told["texts_split_otherwise"] > 0  # type: ignore[index, operator]
-    assert told["unknown"] == told["unknown_before"] == 0  # type: ignore[index]
-    kept = face.Pipeline(out)("please refund the kettle 17")["labels"]
-    expected = pipeline("text-classification", model=str(classifier), top_k=None)(["please refund the kettle 17"])[0]
-    assert [each["label"] for each in kept] == [each["label"] for each in expected]
-    temperature = (
-        open_bundle(out).manifest.variants["fp32"].temperature
-    )  # 1 unless a text of validation is answered wrongly
-    raised = [each["score"] ** (1 / temperature) for each in expected]
-    assert [each["score"] for each in kept] == pytest.approx([each / sum(raised) for each in raised], abs=1e-5)
-
-
-@pytest.mark.slow
-def test_kernels_are_joined_and_counted_when_asked_for(classifier: Path, task_data: Path, tmp_path: Path) -> None:
-    out = exported(classifier, tmp_path / "out", task_data, variants="fp32", fuse=True, **FAST)
-    counted = report_of(out)["fusions"]["fp32"]  # type: ignore[index]
-    assert [counted[name] for name in ("attention", "skip-layer-norm", "bias-gelu")] == [4, 8, 4]
+    assert told["texts_split_otherwise"] > 0
+    assert told["unknown"] == told["unknown_before"] == 0
+    kept, whole = (Pipeline(at, "fp32") for at in (out, exported(classifier, out.with_name("whole"), **FAST)))
+    text = "please refund the kettle 17"
+    assert [each["label"] for each in kept(text)["labels"]] == [each["label"] for each in whole(text)["labels"]]
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("wrong", "named"),
     [
-        ({"variants": "fp32,int4"}, "--variants is 'int4' .did you mean int8..; give some of fp32, fp16, int8"),
+        ({"variants": "fp32,int4"}, "--variants is 'int4' .*int8"),
         ({"variants": ","}, "--variants is empty"),
-        ({"int8": "magic"}, "--int8 is 'magic'; give one of static, weight-only, dynamic"),
-        ({"keep_right": 95}, "--keep-right is 95; give a number from 0 to 1"),
-        ({"gate": 99}, "--gate is 99; give a number from 0 to 1"),
-        ({"runtime": "tvm"}, "--runtime is 'tvm'; give one of onnxruntime, openvino"),
-        ({"fuse": "everything"}, "--fuse is 'everything'; give true or false"),
+        ({"int8": "magic"}, "--int8 is 'magic'.*static, weight-only, dynamic"),
+        ({"keep_right": 95}, "--keep-right is 95"),
+        ({"gate": 99}, "--gate is 99"),
+        ({"runtime": "tvm"}, "--runtime is 'tvm'.*onnxruntime, openvino"),
+        ({"fuse": "everything"}, "--fuse is 'everything'"),
         ({"latency_seconds": -1.0}, "--latency-seconds is -1"),
         ({"keep_words_of": (Path("nowhere.txt"),)}, "nowhere.txt"),
         ({"speed": 1}, "speed is not a setting"),
+        ({"texts": ("one.txt",)}, "--texts and --data are both given"),
+        ({"out_of_scope": "nowhere"}, "--out-of-scope nowhere"),
+        ({"out_of_scope": "refund"}, "--out-of-scope refund"),
+        ({"promise_data": "rows.jsonl"}, "--promise-data needs --promise"),
+        ({"data": None, "out_of_scope": "strange"}, "--out-of-scope needs --data"),
+        ({"data": None, "variants": "fp32,int8"}, "--variants int8 .*--data, .* or --texts"),
+        ({"data": None, "variants": "int8", "texts": ("one.txt",)}, "--texts .*one.txt has 1 text"),
     ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
-def test_what_cannot_be_exported_is_refused_and_nothing_is_written(
-    classifier: Path, task_data: Path, tmp_path: Path, wrong: dict[str, object], message: str
+def test_exports_that_cannot_be_made_are_refused_and_write_nothing(
+    classifier: Path,
+    task_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wrong: dict[str, Any],
+    named: str,
 ) -> None:
-    with pytest.raises(BadInput, match=message):
-        face.export(classifier, tmp_path / "out", task_data, **wrong)
-    assert list(tmp_path.iterdir()) == []
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one.txt").write_text("please refund the lamp\n" * 3)
+    with pytest.raises(BadInput, match=named):
+        face.export(classifier, tmp_path / "out", **({"data": task_data} | FAST | wrong))
+    assert [path.name for path in tmp_path.iterdir()] == ["one.txt"]
 
 
 @pytest.fixture(scope="module")
@@ -551,34 +459,29 @@ def test_promises_are_made_on_the_texts_that_are_given_for_them(
     file.write_text(apart.read_text(encoding="utf-8") + 2 * (json.dumps(shared) + "\n"), encoding="utf-8")
     settings = {"variants": "fp32", "promises": ("precision=0.8",), **FAST}
     bundle = exported(classifier, tmp_path / "kept", task_data, promise_data=str(file), **settings)
-    (told,) = report_of(bundle)["promises"]["fp32"]  # type: ignore[index]
+    (told,) = report_of(bundle)["promises"]["fp32"]
     assert told["apart"]
     assert told["made_on"]["texts"] == 90  # not the 40 of validation, and not the one that validation has too
-    assert (
-        "2 texts of --promise-data are repeated or in the data too and were left out." in report_of(bundle)["warnings"]
-    )
+    assert any(said.startswith("2 texts of --promise-data") for said in report_of(bundle)["warnings"])
     assert "on texts like those of --promise-data" in (bundle / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
-    ("rows", "message"),
+    ("rows", "named"),
     [
-        ([{"text": "a strange one", "label": "unheard of"}], r"labels that the model lacks: unheard of\. It has praise, refund, status"),
-        ([{"text": "two at once", "label": ["refund", "praise"]}], "labels of another kind than the data"),
-        ([], "holds no rows"),
+        ([{"text": "a strange one", "label": "unheard of"}], "unheard of"),
+        ([{"text": "two at once", "label": ["refund", "praise"]}], "another kind"),
+        ([], "no rows"),
         (None, "the data has each of its 40 texts too"),
     ],
-)  # fmt: skip
+)
 def test_texts_that_no_promise_can_be_made_on_are_refused(
-    rows: list[dict[str, object]] | None, message: str, classifier: Path, task_data: Path, tmp_path: Path
+    rows: list[dict[str, object]] | None, named: str, classifier: Path, task_data: Path, tmp_path: Path
 ) -> None:
     file = task_data / "validation.jsonl" if rows is None else write_rows(tmp_path / "rows.jsonl", rows)
-    with pytest.raises(BadInput, match=message):
-        face.export(
-            classifier, tmp_path / "out", task_data, promise_data=str(file), promises=("precision=0.8",), **FAST
-        )
-    with pytest.raises(BadInput, match=r"--promise-data needs --promise"):
-        face.export(classifier, tmp_path / "out", task_data, promise_data=str(file), **FAST)
+    settings = {"promise_data": str(file), "promises": ("precision=0.8",), **FAST}
+    with pytest.raises(BadInput, match=named):
+        face.export(classifier, tmp_path / "out", task_data, **settings)
     assert not (tmp_path / "out").exists()
 
 

@@ -2,17 +2,17 @@
 
 import json
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from command_line import here
 from small_task import CITIES, ITEMS, make_teacher, write_rows, write_splits
 
 import stillroom
 from compress.models.generator import Generator
 from compress.runs.lineage import read_lineage
 from serve.errors import BadInput
-from stillroom.cli.main import app
 
 GENERATION = "text2text-generation"
 SETTINGS = {
@@ -51,9 +51,11 @@ def generator(encoder: Path, data: Path, tmp_path_factory: pytest.TempPathFactor
     return stillroom.finetune(str(encoder), GENERATION, str(data), out, **SETTINGS)
 
 
-def test_a_trained_model_writes_what_it_learned(generator: Path):
-    said = Generator(generator)(["late lamp Oslo", "refund radio Ghent"])
-    assert said == ["the lamp for oslo is late", "please refund the radio"]
+def test_a_trained_model_writes_what_it_learned_alike_in_any_company(generator: Path):
+    model = Generator(generator)
+    assert model(["late lamp Oslo", "refund radio Ghent"]) == ["the lamp for oslo is late", "please refund the radio"]
+    asked = [str(row["text"]) for row in rows(12, 7)]
+    assert [model([text])[0] for text in asked] == model(asked)
 
 
 def test_evaluate_gives_rouge_and_bleu_with_intervals(generator: Path, data: Path):
@@ -64,12 +66,6 @@ def test_evaluate_gives_rouge_and_bleu_with_intervals(generator: Path, data: Pat
     assert found["value"] > 0.9  # a sentence that is the same for every row has about 0.5
     assert set(found["scores"]) == {"rouge_1", "rouge_2", "bleu"}
     assert all(each["low"] <= each["value"] <= each["high"] for each in found["scores"].values())
-
-
-def test_texts_are_answered_alike_in_any_company(generator: Path):
-    asked = [str(row["text"]) for row in rows(12, 7)]
-    model = Generator(generator)
-    assert [model([text])[0] for text in asked] == model(asked)
 
 
 def test_a_student_learns_the_distributions_of_its_teacher(generator: Path, encoder: Path, data: Path, tmp_path: Path):
@@ -84,27 +80,27 @@ def test_a_student_learns_the_distributions_of_its_teacher(generator: Path, enco
     assert lineage["loss"][-1][1] < lineage["loss"][0][1]
 
 
-def test_the_same_command_again_gives_the_same_weights(encoder: Path, data: Path, tmp_path: Path):
-    made = [
-        stillroom.finetune(str(encoder), GENERATION, str(data), tmp_path / name, **SETTINGS | {"epochs": 1})
-        for name in ("one", "two")
-    ]
-    one, two = ((folder / "model.safetensors").read_bytes() for folder in made)
-    assert one == two
-
-
-def test_parts_of_a_batch_teach_what_the_whole_does(encoder: Path, data: Path, tmp_path: Path):
-    losses = []
-    for parts in (1, 3):
-        made = stillroom.finetune(
-            str(encoder), GENERATION, str(data), tmp_path / str(parts), accumulate=parts,
-            **SETTINGS | {"epochs": 1, "precision": "fp32"},  # in which the parts add up to the whole as closely as this asks
-        )  # fmt: skip
-        losses.append([loss for _, loss in read_lineage(made)["loss"]])
+def test_the_command_line_trains_the_same_weights_and_scores_them_and_parts_of_a_batch_teach_what_the_whole_does(
+    encoder: Path, data: Path, tmp_path: Path
+):
+    # In fp32 the parts of a batch add up to the whole as closely as this asks.
+    settings = SETTINGS | {"epochs": 1, "precision": "fp32"}
+    whole, parts = (
+        stillroom.finetune(str(encoder), GENERATION, str(data), tmp_path / f"in {count}", accumulate=count, **settings)
+        for count in (1, 3)
+    )
+    losses = [[loss for _, loss in read_lineage(made)["loss"]] for made in (whole, parts)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    flags = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    places = ["--model", encoder, "--task", GENERATION, "--data", data, "--out", tmp_path / "made", "--json"]
+    trained = here("finetune", *places, *flags)
+    assert json.loads(trained.stdout)["metric"] == "rouge_l", trained.stderr
+    assert (tmp_path / "made" / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    scored = here("evaluate", tmp_path / "made", "--data", data, "--beams", "2")
+    assert "bleu 0." in scored.stdout, scored.stderr
 
 
-def test_what_a_generator_becomes_by_other_trainings_does_not_generate(
+def test_a_generator_trained_for_another_task_does_not_generate_any_more(
     generator: Path, data: Path, tmp_path: Path, task_data: Path
 ):
     tagger = stillroom.finetune(
@@ -142,23 +138,21 @@ def test_targets_that_are_cut_and_rows_held_out_are_told(
     few = SETTINGS | {"epochs": 1, "target_tokens": 4, "student": "layers=1,hidden=32,heads=4,ffn=64"}
     stillroom.finetune(str(encoder), GENERATION, str(made), tmp_path / "out", **few)
     told = capsys.readouterr().err
-    for part in (
-        "2 texts of train are held out",
-        "18 of 18 targets of train are longer than 4 tokens",
-        "layers start at random",
-    ):
-        assert part in told
+    assert all(part in told for part in ("2 texts of train", "18 of 18 targets of train", "at random"))
 
 
-def test_a_model_that_does_not_generate_is_refused(encoder: Path, generator: Path, data: Path, tmp_path: Path):
-    with pytest.raises(BadInput, match=r"was not trained to generate text\. Train it: stillroom finetune"):
-        Generator(encoder)
-    with pytest.raises(BadInput, match=r"--teacher .* was not trained to generate text"):
-        stillroom.finetune(str(encoder), GENERATION, str(data), tmp_path / "out", teacher=str(encoder))
-    with pytest.raises(BadInput, match="--beams has no effect"):
-        stillroom.evaluate(str(encoder), data, beams=2)
-    with pytest.raises(BadInput, match="--teacher and --label-column have no effect"):
-        stillroom.evaluate(str(generator), data, teacher="other", label_column="other")
+def test_models_and_settings_of_other_tasks_are_refused(encoder: Path, generator: Path, data: Path, tmp_path: Path):
+    train = partial(stillroom.finetune, str(encoder), data=str(data), out=tmp_path / "out")
+    for use, named in (
+        (lambda: Generator(encoder), "was not trained to generate text"),
+        (lambda: train(task=GENERATION, teacher=str(encoder)), "--teacher .* was not trained to generate text"),
+        (lambda: train(task="text-classification", target_tokens=9, student="3x384"), "--student and --target-tokens"),
+        (lambda: stillroom.evaluate(str(encoder), data, beams=2), "--beams has no effect"),
+        (lambda: stillroom.evaluate(str(generator), data, teacher="other", label_column="other"), "--teacher and --label-column"),
+    ):  # fmt: skip
+        with pytest.raises(BadInput, match=named):
+            use()
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_teacher_that_reads_less_shortens_what_is_read(encoder: Path, generator: Path, data: Path, tmp_path: Path):
@@ -168,43 +162,18 @@ def test_a_teacher_that_reads_less_shortens_what_is_read(encoder: Path, generato
     assert Generator(made).tokens == 64
 
 
-def test_settings_of_generation_are_refused_for_other_tasks(encoder: Path, data: Path, tmp_path: Path):
-    with pytest.raises(
-        BadInput, match="--student and --target-tokens are settings of text2text-generation, and --task is"
-    ):
-        stillroom.finetune(
-            str(encoder), "text-classification", str(data), tmp_path / "out", target_tokens=9, student="3x384"
-        )
-
-
-def test_what_cannot_be_generated_is_refused(generator: Path):
+def test_texts_and_settings_that_cannot_be_generated_from_are_refused(generator: Path):
     write = Generator(generator)
-    with pytest.raises(
-        BadInput, match=r"text\[1\] is empty; beams is 0; 1 to 64 are needed; .*most_tokens is 9; at most 8"
-    ):
+    with pytest.raises(BadInput, match=r"text\[1\] is empty; beams is 0.*; .*most_tokens is 9"):
         write(["a", " "], beams=0, most_tokens=9)
-    for given, fault in (
-        ([], "empty list"),
-        ([3], r"text\[0\] is an int"),
-        ("\ud800", "half a surrogate pair"),
-    ):
+    for given, fault in (([], "empty list"), ([3], r"text\[0\] is an int"), ("\ud800", "half a surrogate pair")):
         with pytest.raises(BadInput, match=fault):
             write(given)  # type: ignore[arg-type]  # the caller's fault is the point
-    with pytest.raises(BadInput, match="device is 'gpu'; give cpu or auto"):
+    with pytest.raises(BadInput, match="device is 'gpu'"):
         Generator(generator, device="gpu")
 
 
-def test_one_text_is_one_text_and_a_long_one_is_cut_as_in_training(generator: Path):
+def test_a_text_that_is_no_list_is_answered_and_a_long_one_is_cut_as_in_training(generator: Path):
     write = Generator(generator)
     assert write("late lamp Oslo") == ["the lamp for oslo is late"]
     assert write("late lamp Oslo" + " and the parcel" * 50) == write("late lamp Oslo" + " and the parcel" * 6)
-
-
-def test_the_command_line_trains_and_scores(encoder: Path, data: Path, tmp_path: Path):
-    shell = CliRunner()
-    places = ["--model", str(encoder), "--task", GENERATION, "--data", str(data), "--out", str(tmp_path / "made")]
-    flags = ["--target-tokens", "8", "--epochs", "1", "--threads", "1", "--device", "cpu", "--json"]
-    trained = shell.invoke(app, ["finetune", *places, *flags])
-    assert json.loads(trained.stdout)["metric"] == "rouge_l", trained.stderr
-    scored = shell.invoke(app, ["evaluate", str(tmp_path / "made"), "--data", str(data), "--beams", "2"])
-    assert "bleu 0." in scored.stdout, scored.stderr

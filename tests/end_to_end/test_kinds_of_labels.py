@@ -5,19 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from command_line import here
 from small_task import examples, relations, with_label_lists, write_rows, write_splits
 from starlette.testclient import TestClient
-from test_run import stillroom
 
 import stillroom as face
-from compress.data.batches import TaskText
 from compress.data.splits import read_splits
-from compress.methods.catalogue import LABELS
-from compress.models.pretrained import load, open_model, save_tokenizer
 from compress.tasks import TEXT_CLASSIFICATION
-from compress.training.loop import StageSettings
-from compress.training.stage import train_stage, validating
 from serve.errors import BadInput
 from serve.http.app import create_app
 from serve.model.pipeline import Pipeline
@@ -60,7 +54,7 @@ def relation_bundle(
     out = tmp_path_factory.mktemp("made") / "ways"
     recipe = out.with_name("recipe.toml")
     recipe.write_text(RECIPE, encoding="utf-8")
-    done = stillroom("run", recipe, "--teacher", shallow_teacher, "--data", related, "--out", out, "--json")
+    done = here("run", recipe, "--teacher", shallow_teacher, "--data", related, "--out", out, "--json")
     assert done.returncode == 0, done.stderr
     return out, json.loads(done.stdout)
 
@@ -68,28 +62,9 @@ def relation_bundle(
 @pytest.fixture(scope="module")
 def list_checkpoint(tmp_path_factory: pytest.TempPathFactory, shallow_teacher: Path, listed: Path) -> Path:
     """The tiny teacher fine-tuned on lists of labels."""
-    folder = tmp_path_factory.mktemp("lists") / "checkpoint"
-    torch.manual_seed(0)  # of the new head: what ran before must not decide how well it learns
-    splits, opened = read_splits(str(listed), TEXT_CLASSIFICATION), open_model(str(shallow_teacher))
-    labels, tokenizer = splits.labels(TEXT_CLASSIFICATION), save_tokenizer(opened, folder)
-    model = load(opened, TEXT_CLASSIFICATION.with_multi_label(True), labels)
-    train, validation = (
-        TEXT_CLASSIFICATION.with_multi_label(True).encode(rows, tokenizer, labels)
-        for rows in (splits.train, splits.validation)
-    )
-    train_stage(
-        LABELS,
-        None,
-        model,
-        TaskText(train, 8, 0, validation.ids),
-        StageSettings(300, learning_rate=2e-3),
-        folder=folder.with_name("training"),
-        labelled=train,
-        validation=validating(model, validation, splits.validation, -(-len(train) // 8)),
-    )
-    model.config.architectures = [type(model).__name__]
-    model.save_pretrained(folder)
-    return folder
+    out = tmp_path_factory.mktemp("lists") / "checkpoint"
+    settings: dict[str, Any] = {"epochs": 10, "patience": 0, "learning_rate": 2e-3, "batch": 8, "threads": 1}
+    return face.finetune(str(shallow_teacher), TASK, str(listed), out, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -183,17 +158,17 @@ def test_a_model_is_not_used_on_labels_of_another_kind(
     relation_bundle: tuple[Path, dict[str, Any]], related: Path, list_checkpoint: Path, list_bundle: Path, listed: Path
 ) -> None:
     way, _ = relation_bundle
-    several, unmarked = r"gives a text any number of labels .*, but `label` is one string", "lacks the markers"
-    single = listed.parent / "single"
-    write_splits(single, examples)
-    marked = listed.parent / "marked"
-    write_splits(marked, lambda count, seed: [row | {"label": [row["label"]]} for row in relations(count, seed)])
+    several, unmarked = "any number of labels .*`label` is one string", "lacks the markers"
+    single = write_splits(listed.parent / "single", examples)
+    marked = write_splits(
+        listed.parent / "marked", lambda *given: [row | {"label": [row["label"]]} for row in relations(*given)]
+    )
     for model, data, message in (
         (list_bundle, single, several),
         (list_checkpoint, single, several),
         (list_bundle, marked, unmarked),
         (list_checkpoint, marked, unmarked),
-        (way, listed, "gives a text one label .*, but `label` is a list"),
+        (way, listed, "one label .*`label` is a list"),
     ):
         with pytest.raises(BadInput, match=message):
             face.evaluate(str(model), data / "test.jsonl")
@@ -208,16 +183,13 @@ def test_a_model_of_relations_is_not_used_on_texts_that_do_not_say_where_head_an
 ) -> None:
     out, document = relation_bundle
     student = out.with_name("ways.work") / "student"
-    bare = tmp_path / "bare"
-    write_splits(bare, lambda count, seed: [{"text": r["text"], "label": r["label"]} for r in relations(count, seed)])
-    refusal = (
-        r"finds the relation of two parts of a text, but 60 of 60 rows do not mark .* the first is 'send the .*"
-        r"Give each row `head` and `tail`, or the markers \[E1\]"
+    bare = write_splits(
+        tmp_path / "bare", lambda *given: [{"text": r["text"], "label": r["label"]} for r in relations(*given)]
     )
     for model in (out, student):
-        with pytest.raises(BadInput, match=refusal):
+        with pytest.raises(BadInput, match=r"60 of 60 rows .* 'send the .*head.*tail"):
             face.evaluate(str(model), bare / "test.jsonl")
-    with pytest.raises(BadInput, match="finds the relation of two parts of a text, but 240 of 240 rows"):
+    with pytest.raises(BadInput, match="240 of 240 rows"):
         face.export(student, tmp_path / "refused", bare)
     marked = read_splits(str(related), TEXT_CLASSIFICATION).test
     write_rows(tmp_path / "marked.jsonl", [{"text": e.text_read, "label": e.label} for e in marked])
@@ -229,13 +201,7 @@ def test_unlabelled_text_for_a_teacher_of_relations_needs_markers(
 ) -> None:
     bare = tmp_path / "bare.txt"
     bare.write_text("from [E1] Oslo [/E1] to [E2] Basel [/E2]\nfrom Oslo to Basel\n", encoding="utf-8")
-    with pytest.raises(BadInput, match=r"1 of 2 texts of --unlabelled lacks .*; the first is 'from Oslo to Basel'"):
-        face.run(
-            teacher=str(shallow_teacher),
-            task=TASK,
-            data=str(related),
-            out=str(tmp_path / "out"),
-            student="layers=2,hidden=32,heads=4,ffn=32",
-            unlabelled=[str(bare)],
-        )
+    settings = {"task": TASK, "data": str(related), "student": "layers=2,hidden=32,heads=4,ffn=32"}
+    with pytest.raises(BadInput, match=r"1 of 2 texts of --unlabelled .*'from Oslo to Basel'"):
+        face.run(teacher=str(shallow_teacher), out=str(tmp_path / "out"), unlabelled=[str(bare)], **settings)
     assert not (tmp_path / "out").exists()

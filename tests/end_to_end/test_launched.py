@@ -19,13 +19,15 @@ import compress
 from compress import Event
 
 # In float32, in which two halves of a batch add up to the whole as closely as this asks.
-SETTINGS = {
-    "method": "distilbert",
-    "student": "layers=2,hidden=32,heads=4,ffn=48",
-    "epochs": 1.0,
-    "batch": 16,
-    "precision": "fp32",
-}
+STUDENT = "layers=2,hidden=32,heads=4,ffn=48"
+SETTINGS = {"method": "distilbert", "student": STUDENT, "epochs": 1.0, "batch": 16, "precision": "fp32"}
+
+
+FLAGS = [word for name, value in SETTINGS.items() for word in (f"--{name}", str(value))]
+
+
+def environment(scratch: Path) -> dict[str, str]:
+    return os.environ | {"TMPDIR": str(scratch), "PYTHONPATH": str(ROOT)}
 
 
 def losses(folder: Path) -> list[float]:
@@ -49,9 +51,10 @@ def test_two_processes_go_on_where_one_stopped_and_make_the_same_student(tmp_pat
     scratch.mkdir()
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "stillroom", "distill"]
     command += ["--teacher", str(teacher), "--corpus", str(corpus), "--out", str(tmp_path / "two"), "--json"]
-    command += [word for name, value in SETTINGS.items() for word in (f"--{name}", str(value))]
-    environment = os.environ | {"TMPDIR": str(scratch), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, check=False)
+    command += FLAGS
+    done = subprocess.run(
+        [sys.executable, *command], env=environment(scratch), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["checkpoint"] == str(tmp_path / "two")  # one of them speaks
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "scratch", "teacher", "text.txt", "two"]
@@ -68,7 +71,7 @@ def test_two_nodes_in_folders_of_their_own_make_the_student_of_one_process_with_
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     verb = ["distill", "--teacher", "teacher", "--corpus", "text.txt", "--out", "small", "--threads", "1", "--json"]
-    verb += [word for name, value in SETTINGS.items() for word in (f"--{name}", str(value))]
+    verb += FLAGS
     folders = [tmp_path / name for name in ("0", "1", "alone")]
     for folder in folders:
         make_teacher(folder / "teacher")
@@ -81,22 +84,16 @@ def test_two_nodes_in_folders_of_their_own_make_the_student_of_one_process_with_
     with ExitStack() as stack:
         both = [
             stack.enter_context(
-                started(
-                    [sys.executable, *command],
-                    cwd=folder,
-                    env=os.environ | {"TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT)},
-                    stdout=subprocess.PIPE,
-                    text=True,
-                )
+                started([sys.executable, *command], cwd=folder, env=environment(folder / "tmp"), stdout=subprocess.PIPE, text=True)
             )
             for folder, command in zip(folders, commands, strict=False)
-        ]
+        ]  # fmt: skip
         (said, _), (other, _) = [process.communicate() for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert json.loads(said)["checkpoint"] == str(folders[0] / "small")
     assert other == ""
     assert sorted(path.name for path in folders[1].iterdir()) == ["teacher", "text.txt", "tmp"]
     one = [sys.executable, "-m", "stillroom", *verb, "--accumulate", "2"]
-    subprocess.run(one, cwd=folders[2], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
+    subprocess.run(one, cwd=folders[2], env=environment(folders[2] / "tmp"), check=True, capture_output=True)
     weights = [(folder / "small" / "model.safetensors").read_bytes() for folder in (folders[0], folders[2])]
     assert weights[0] == weights[1]  # with dropout, which follows from the number of the part

@@ -2,11 +2,12 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from small_task import examples, write_rows
+from small_task import examples, make_teacher, write_rows, write_splits
 
 import stillroom as face
 from compress.data.examples import Example
@@ -37,10 +38,8 @@ def sentence_teacher(tmp_path_factory: pytest.TempPathFactory, shallow_teacher: 
 
 @pytest.fixture(scope="module")
 def student(sentence_teacher: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return face.distill(
-        str(sentence_teacher), [texts], tmp_path_factory.mktemp("student") / "small", method="sentence-vectors", student=SHAPE,
-        epochs=12, batch=16, learning_rate=2e-3, threads=1,
-    )  # fmt: skip
+    out = tmp_path_factory.mktemp("student") / "small"
+    return distilled(sentence_teacher, texts, out, epochs=6, batch=16, learning_rate=2e-3)
 
 
 @pytest.fixture(scope="module")
@@ -54,28 +53,24 @@ def bundle(student: Path, texts: Path) -> Path:
     return Path(document["bundle"])
 
 
+def distilled(teacher: Path, texts: Path, out: Path, **settings: object) -> Path:
+    return face.distill(str(teacher), [texts], out, method="sentence-vectors", student=SHAPE, threads=1, **settings)
+
+
 def test_a_student_agrees_with_its_teacher_more_than_one_that_was_not_taught(
     student: Path, sentence_teacher: Path, texts: Path, tmp_path: Path
 ) -> None:
-    document = face.evaluate(str(student), texts, teacher=str(sentence_teacher))
-    assert (document["task"], document["metric"], document["variant"]) == (
-        "feature-extraction", "similarity_spearman", "torch",
-    )  # fmt: skip
-    # The same layers of the teacher, after one step.
-    untaught = face.distill(
-        str(sentence_teacher),
-        [texts],
-        tmp_path / "untaught",
-        method="sentence-vectors",
-        student=SHAPE,
-        epochs=0.01,
-        threads=1,
+    untaught = distilled(sentence_teacher, texts, tmp_path / "untaught", epochs=0.01)  # the same layers, after one step
+    found, before, itself = (
+        face.evaluate(str(model), texts, teacher=str(sentence_teacher))
+        for model in (student, untaught, sentence_teacher)
     )
-    before = face.evaluate(str(untaught), texts, teacher=str(sentence_teacher))
-    assert document["value"] > 0.5 + 0.5 * before["value"]
-    assert document["scores"]["recall_at_10"]["value"] > before["scores"]["recall_at_10"]["value"]
-    itself = face.evaluate(str(sentence_teacher), texts, teacher=str(sentence_teacher))
-    assert (itself["value"], itself["scores"]["recall_at_10"]["value"]) == (pytest.approx(1), 1)
+    told = ("feature-extraction", "similarity_spearman", "torch")
+    assert (found["task"], found["metric"], found["variant"]) == told
+    assert found["value"] > 0.5 + 0.5 * before["value"]
+    recalls = [document["scores"]["recall_at_10"]["value"] for document in (found, before, itself)]
+    assert recalls[0] > recalls[1]
+    assert (itself["value"], recalls[2]) == (pytest.approx(1), 1)
 
 
 def test_sentence_transformers_opens_the_student_and_the_bundle_and_finds_their_vectors(
@@ -93,9 +88,8 @@ def test_sentence_transformers_opens_the_student_and_the_bundle_and_finds_their_
 
 def test_a_bundle_gives_the_same_bits_in_any_company_and_its_card_says_what_they_are(bundle: Path, texts: Path) -> None:
     manifest = open_bundle(bundle).manifest
-    assert (manifest.task, manifest.labels, manifest.vector_width, manifest.normalised) == (
-        "feature-extraction", [], 32, True,
-    )  # fmt: skip
+    assert (manifest.task, manifest.labels) == ("feature-extraction", [])
+    assert (manifest.vector_width, manifest.normalised) == (32, True)
     assert manifest.parity["int8"]["company_differences"] == 0  # type: ignore[index]
     asked = texts.read_text(encoding="utf-8").splitlines()[:30]
     pipeline = Pipeline(bundle)
@@ -108,54 +102,44 @@ def test_a_bundle_gives_the_same_bits_in_any_company_and_its_card_says_what_they
     assert 'pipeline_tag: "feature-extraction"' in card
 
 
-def test_pairs_of_texts_and_models_of_a_task_are_not_compared(
-    student: Path, bundle: Path, sentence_teacher: Path, texts: Path, task_data: Path, tmp_path: Path
+def test_data_settings_and_models_that_have_no_vectors_to_compare_are_refused(
+    student: Path,
+    bundle: Path,
+    sentence_teacher: Path,
+    shallow_teacher: Path,
+    texts: Path,
+    task_data: Path,
+    tmp_path: Path,
 ) -> None:
-    folder = tmp_path / "pairs"
-    folder.mkdir()
-    for name in ("train", "validation", "test"):
-        write_rows(
-            folder / f"{name}.jsonl", [{"text": f"a {i}", "text_pair": "b", "label": "xy"[i % 2]} for i in range(9)]
-        )
-    with pytest.raises(BadInput, match="has pairs of texts, and a vector is of one text"):
-        face.evaluate(str(student), folder, teacher=str(sentence_teacher))
-    with pytest.raises(BadInput, match="is a bundle, and only models of the Hub have revisions"):
-        face.evaluate(str(bundle), texts, teacher=str(sentence_teacher), revision="v2")
-    few = tmp_path / "few.txt"
+    def pairs(count: int, _: int) -> list[dict[str, object]]:
+        return [{"text": f"a {i}", "text_pair": "b", "label": "xy"[i % 2]} for i in range(count)]
+
+    paired = write_splits(tmp_path / "pairs", pairs, (9, 9, 9))
+    few, out, teacher = tmp_path / "few.txt", tmp_path / "out", str(sentence_teacher)
     few.write_text("a\nb\n")
-    with pytest.raises(BadInput, match=r"(?s)--teacher /nowhere.*has 2 texts; similarities need 3"):
-        face.evaluate(str(student), few, teacher="/nowhere")  # both faults in one message
-    with pytest.raises(
-        BadInput, match=r"ranks no similarities of 1 text. These are too few.*int8 cannot keep 0.99 of 0"
+    score = partial(face.evaluate, str(student))
+    for use, named in (
+        (lambda: score(paired, teacher=teacher), "pairs of texts"),
+        (lambda: face.evaluate(str(bundle), texts, teacher=teacher, revision="v2"), "only models of the Hub"),
+        (lambda: score(few, teacher="/nowhere"), "(?s)--teacher /nowhere.*2 texts"),  # both faults in one message
+        (lambda: score(texts), "Give --teacher"),
+        (lambda: score(texts, teacher=teacher, task="text-classification"), "--task is text-classification"),
+        (lambda: score(texts, teacher=teacher, variant="int8"), "only bundles have variants"),
+        (lambda: distilled(sentence_teacher, texts, out, accumulate=2), "--accumulate 2"),
+        (lambda: distilled(sentence_teacher, texts, out, batch=2), "--batch is 2"),
+        (lambda: face.export(student, out, texts=(str(few),), variants=("int8",), latency_seconds=0), "of 1 text"),
+        (lambda: face.export(student, out, task_data), "Give --texts"),
+        (lambda: face.export(shallow_teacher, out), "modules.json"),
     ):
-        face.export(student, tmp_path / "out", texts=(str(few),), variants=("int8",), latency_seconds=0)
-    assert not (tmp_path / "out").exists()
+        with pytest.raises(BadInput, match=named):
+            use()
+    assert not out.exists()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"accumulate": 2}, "--accumulate 2: --method sentence-vectors compares"),
-        ({"batch": 2}, "--batch is 2; --method sentence-vectors compares"),
-    ],
-)
-def test_texts_of_a_batch_are_compared_whole(
-    sentence_teacher: Path, texts: Path, tmp_path: Path, changes: dict[str, int], message: str
-) -> None:
-    with pytest.raises(BadInput, match=message):
-        face.distill(
-            str(sentence_teacher), [texts], tmp_path / "small", method="sentence-vectors", student=SHAPE, **changes
-        )
-
-
-def test_a_teacher_of_first_tokens_is_followed_and_exported_as_it_is(
-    shallow_teacher: Path, texts: Path, tmp_path: Path
-) -> None:
-    folder = Path(shutil.copytree(shallow_teacher, tmp_path / "first"))
+def test_a_teacher_of_first_tokens_is_followed_and_exported_as_it_is(texts: Path, tmp_path: Path) -> None:
+    folder = make_teacher(tmp_path / "first", num_hidden_layers=1)
     write_pooling(folder, SentencePooling("first", normalised=False), 32, 8)
-    made = face.distill(
-        str(folder), [texts], tmp_path / "small", method="sentence-vectors", student=SHAPE, epochs=0.1, threads=1
-    )
+    made = distilled(folder, texts, tmp_path / "small", epochs=0.1)
     assert pooling_in(made) == SentencePooling("first", normalised=True)
     assert open_encoder(str(made)).max_length == 8
     out = Path(face.export(folder, tmp_path / "out", texts=(str(texts),), latency_seconds=0)["bundle"])
@@ -183,52 +167,22 @@ def test_labelled_splits_show_what_the_nearest_text_says(bundle: Path, sentence_
     assert document["neighbour_accuracy"]["teacher"] > 0.5
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"teacher": ""}, "gives vectors, which have no right answer of their own. Give --teacher"),
-        ({"task": "text-classification"}, "--task is text-classification, but .* gives vectors"),
-        ({"variant": "int8"}, "is not a bundle, and only bundles have variants"),
-        ({"teacher": "/nowhere"}, "--teacher /nowhere"),
-    ],
-)
-def test_what_cannot_be_compared_is_said(
-    student: Path, sentence_teacher: Path, texts: Path, changes: dict[str, str], message: str
-) -> None:
-    with pytest.raises(BadInput, match=message):
-        face.evaluate(str(student), texts, **({"teacher": str(sentence_teacher)} | changes))
-
-
-def test_labels_are_not_asked_of_vectors_nor_vectors_of_a_model_of_a_task(
-    student: Path, shallow_teacher: Path, task_data: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(BadInput, match=r"--data is given, and .* gives vectors, which have no labels. Give --texts"):
-        face.export(student, tmp_path / "out", task_data)
-    with pytest.raises(BadInput, match=r"nor has it a modules.json that makes it an encoder of sentences"):
-        face.export(shallow_teacher, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 ST = "sentence_transformers.models"
 
 
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("modules.json", "[]", "makes its vectors by no module"),
-        ("modules.json", "null", r"modules.json cannot be read \(TypeError: it holds a NoneType, not a list"),
+        ("modules.json", "[]", "by no module"),
+        ("modules.json", "null", "modules.json cannot be read .*NoneType"),
         ("modules.json", "[5, 5]", "is not a list of modules"),
-        ("modules.json", [{"type": f"{ST}.Transformer"}, {"type": f"{ST}.Pooling", "path": "../x"}], "which is outside the model"),
-        ("1_Pooling/config.json", [], r"1_Pooling/config.json cannot be read \(TypeError: it holds a list, not a dict"),
+        ("modules.json", [{"type": f"{ST}.Transformer"}, {"type": f"{ST}.Pooling", "path": "../x"}], "outside the model"),
+        ("1_Pooling/config.json", [], "1_Pooling/config.json cannot be read .*list"),
         ("1_Pooling/config.json", {"pooling_mode": ["mean", "max"]}, "pools by"),
         ("modules.json", "{", "modules.json cannot be read"),
         ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "pools by pooling_mode_max_tokens"),
         ("1_Pooling/config.json", {"pooling_mode": "lasttoken"}, "pools by lasttoken"),
-        (
-            "1_Pooling/config.json",
-            {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
-            "pools by pooling_mode_mean_tokens and pooling_mode_cls_token",
-        ),
+        ("1_Pooling/config.json", {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, "mean_tokens and .*cls_token"),
     ],
 )  # fmt: skip
 def test_a_pooling_that_is_not_known_is_refused_before_training(
@@ -237,12 +191,12 @@ def test_a_pooling_that_is_not_known_is_refused_before_training(
     folder = Path(shutil.copytree(sentence_teacher, tmp_path / "other"))
     (folder / file).write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
     with pytest.raises(BadInput, match=message):
-        face.distill(str(folder), [texts], tmp_path / "small", method="sentence-vectors", student=SHAPE)
+        distilled(folder, texts, tmp_path / "small")
     assert not (tmp_path / "small").exists()
 
 
 @pytest.mark.parametrize("how", [SentencePooling("first", normalised=False), SentencePooling("mean", normalised=True)])
-def test_what_is_written_is_what_is_read(tmp_path: Path, how: SentencePooling) -> None:
+def test_the_pooling_that_is_written_is_read_again(tmp_path: Path, how: SentencePooling) -> None:
     write_pooling(tmp_path, how, 32, 64)
     assert pooling_in(tmp_path) == how
     modern = {"embedding_dimension": 32, "pooling_mode": {"first": "cls", "mean": "mean"}[how.pooling]}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from small_checkpoints import MAX_LENGTH, WORDS, Exported, write_checkpoint
 
-from export.graph.exporter import export_graph
+from export.graph import exporter
 from export.precision.int8 import quantise_static
 from export.precision.int8_preparation import Prepared
 
@@ -30,7 +30,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], E
             folder = tmp_path_factory.mktemp(f"{family}-{head}")
             checkpoint = write_checkpoint(folder / "checkpoint", family, head)
             onnx_file = folder / "model.onnx"
-            made[family, head] = Exported(checkpoint, onnx_file, export_graph(checkpoint, onnx_file, MAX_LENGTH))
+            made[family, head] = Exported(
+                checkpoint, onnx_file, exporter.export_graph(checkpoint, onnx_file, MAX_LENGTH)
+            )
         return made[family, head]
 
     return export_once

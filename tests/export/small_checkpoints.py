@@ -23,7 +23,8 @@ WORDS = [
 
 needs_openvino = pytest.mark.skipif(not has_openvino(), reason="OpenVINO is not installed: pip install openvino")
 
-# One head of each family, each exported once for all tests. Those that are not slow have all that differs between families.
+# One head of each family, each exported once for all tests: torch takes seconds for each. Those that are not slow have all
+# that differs between families.
 FAMILIES = [
     pytest.param("bert", "TokenClassification", id="bert"),
     pytest.param("roberta", "SequenceClassification", id="roberta", marks=pytest.mark.slow),

@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from benchmarks.export.interop import (
     in_transformers,
     own_answers,
 )
+from serve.bundle.runtimes import has_openvino
 
 VARIANTS = ["fp32", "int8"]
 TEXTS = [str(row["text"]) for row in examples(12, seed=3)] + [
@@ -87,17 +89,19 @@ def check(bundle: Path, told: Told, variants: list[str]) -> None:
         assert found.widest < NEAR_TIE[variant], found.differences
 
 
-def test_transformers_opens_the_folder_and_agrees(bundle: Path) -> None:
-    check(bundle, in_transformers(bundle, TEXTS, VARIANTS), ["fp32"])
-
-
-def test_a_bare_onnxruntime_agrees(bundle: Path) -> None:
-    check(bundle, in_onnxruntime(bundle, TEXTS, VARIANTS), VARIANTS)
-
-
-def test_openvino_agrees(bundle: Path) -> None:
-    pytest.importorskip("openvino", reason="OpenVINO is not installed: pip install openvino")
-    check(bundle, in_openvino(bundle, TEXTS, VARIANTS), VARIANTS)
+@pytest.mark.parametrize(
+    ("loader", "variants"),
+    [
+        pytest.param(in_transformers, ["fp32"], id="transformers"),
+        pytest.param(in_onnxruntime, VARIANTS, id="onnxruntime"),
+        pytest.param(in_openvino, VARIANTS, id="openvino",
+                     marks=pytest.mark.skipif(not has_openvino(), reason="OpenVINO is not installed: pip install openvino")),
+    ],
+)  # fmt: skip
+def test_programs_of_this_environment_open_the_folder_and_agree(
+    bundle: Path, loader: Callable[[Path, list[str], list[str]], Told], variants: list[str]
+) -> None:
+    check(bundle, loader(bundle, TEXTS, VARIANTS), variants)
 
 
 @pytest.mark.slow
@@ -149,28 +153,17 @@ def test_places_left_out_are_forgiven_only_where_the_token_is_unknown() -> None:
     assert "stillroom B-city 0.6000 (margin 0.2500), theirs O 0.5000" in another.differences[1]
 
 
-def test_a_loader_without_its_environment_is_said_to_be_not_run(
+def test_a_loader_without_its_environment_is_not_run_and_one_that_fails_is_no_success(
     bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts = write_rows(tmp_path / "texts.jsonl", [{"text": text} for text in TEXTS])
-    given = argparse.Namespace(
-        bundle=bundle, texts=texts, texts_count=5, optimum=None, node=None, chromium="/nowhere/chromium"
-    )
-    assert compare(given)
+    given = {"bundle": bundle, "texts": texts, "texts_count": 5, "node": None, "chromium": "/nowhere/chromium"}
+    assert compare(argparse.Namespace(**given, optimum=None))
     printed = capsys.readouterr().out
     assert "optimum: not run: no --optimum" in printed
     assert printed.count("not run: no --node") == 2
     assert printed.count("5 / 5") >= 2  # of fp32 at least, in transformers and in onnxruntime
     with pytest.raises(NotRun, match="chromium is not installed"):
         in_chromium(bundle, TEXTS, VARIANTS, str(tmp_path), None)
-
-
-def test_a_loader_that_fails_is_told_and_is_no_success(
-    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    texts = write_rows(tmp_path / "texts.jsonl", [{"text": "thank you"}])
-    given = argparse.Namespace(
-        bundle=bundle, texts=texts, texts_count=5, optimum=shutil.which("false"), node=None, chromium=None
-    )
-    assert not compare(given)
+    assert not compare(argparse.Namespace(**given | {"texts_count": 1}, optimum=shutil.which("false")))
     assert "optimum: failed, see below" in capsys.readouterr().out

@@ -12,22 +12,7 @@ from tokenizers.processors import TemplateProcessing
 from latency.candidates.candidate import Candidate
 from latency.measure.workloads import Workload
 
-WORDS = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "book",
-    "a",
-    "table",
-    "for",
-    "two",
-    "in",
-    "Oslo",
-    "tomorrow",
-    "play",
-    "jazz",
-]
+WORDS = "[PAD] [UNK] [CLS] [SEP] book a table for two in Oslo tomorrow play jazz".split()  # noqa: SIM905 - a list of words
 
 
 @pytest.fixture(scope="session")
@@ -38,14 +23,9 @@ def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=len(WORDS),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=32,
-        num_labels=5,
-    )
+        vocab_size=len(WORDS), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=32, num_labels=5,
+    )  # fmt: skip
     folder = tmp_path_factory.mktemp("tiny-bert")
     BertForTokenClassification(config).half().save_pretrained(folder)
     return folder

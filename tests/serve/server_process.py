@@ -17,6 +17,9 @@ import httpx
 from patience import PATIENCE_S
 from repository import ROOT
 
+# `httpx.get` reads the certificates of the system each time, which takes longer than most answers. A connection serves one request.
+HTTP = httpx.Client(timeout=PATIENCE_S, limits=httpx.Limits(max_keepalive_connections=0))
+
 # `python -m serve` that is too far behind to read what arrives when it is late by as many seconds.
 SERVE = "import serve.__main__; from serve.http.connections import limits; limits.BEHIND_S = {}; raise SystemExit(serve.__main__.main())"
 
@@ -54,10 +57,17 @@ class Server:
         """A new connection to it."""
         return socket.create_connection(self.address, timeout=PATIENCE_S)
 
+    def get(self, path: str, **how: Any) -> httpx.Response:
+        """The answer to a GET, on a connection of its own."""
+        return HTTP.get(f"{self.url}{path}", **how)
+
+    def post(self, path: str, **how: Any) -> httpx.Response:
+        """The answer to a POST, on a connection of its own."""
+        return HTTP.post(f"{self.url}{path}", **how)
+
     def metric(self, sample: str) -> float:
         """What it says of one sample, 0 where it says nothing."""
-        text = httpx.get(f"{self.url}/metrics", timeout=PATIENCE_S).text
-        found = re.search(rf"^{re.escape(sample)} (\S+)$", text, re.MULTILINE)
+        found = re.search(rf"^{re.escape(sample)} (\S+)$", self.get("/metrics").text, re.MULTILINE)
         return float(found[1]) if found else 0.0
 
 
@@ -73,16 +83,7 @@ def serving(
 
     It is never too far behind to read, unless told: on a busy machine it would answer 429 to what a test asks.
     """
-    command = [
-        sys.executable,
-        "-c",
-        SERVE.format(behind_s),
-        *map(str, arguments),
-        "--port",
-        "0",
-        "--threads",
-        "1",
-    ]
+    command = [sys.executable, "-c", SERVE.format(behind_s), *map(str, arguments), "--port", "0", "--threads", "1"]
     if "--processes" not in command:
         command += ["--processes", "1"]
     if "--linger-s" not in command:
@@ -100,7 +101,7 @@ def serving(
             server = Server(url, process, Path(log.name)) if url.startswith(said) else None
             assert server, (url, Path(log.name).read_text())
             if ready:
-                until(lambda: httpx.get(f"{url}/readyz", timeout=PATIENCE_S).status_code == 200)
+                until(lambda: HTTP.get(f"{url}/readyz").status_code == 200)
             yield server
         finally:
             process.terminate()
@@ -150,27 +151,3 @@ def request(body: bytes, *headers: str, length: int | None = None) -> bytes:
     """A POST to /v1/entities."""
     lines = ["POST /v1/entities HTTP/1.1", "Host: localhost", "Content-Type: application/json", *headers]
     return "\r\n".join([*lines, f"Content-Length: {len(body) if length is None else length}", "", ""]).encode() + body
-
-
-@contextmanager
-def running(*arguments: object) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """The URL and the process of `python -m serve ARGUMENTS --port 0`, stopped at the end."""
-    command = [sys.executable, "-c", SERVE.format(600), *map(str, arguments), "--port", "0", "--threads", "1"]
-    command += ["--no-access-log", "--linger-s", "0"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            url = process.stdout.readline().strip()
-            assert url.startswith("http://"), process.communicate()
-            yield url, process
-        finally:
-            process.terminate()
-            try:
-                process.communicate(timeout=PATIENCE_S)
-            except BaseException:
-                process.kill()
-                raise
-
-
-def wait_until_ready(client: httpx.Client) -> None:
-    until(lambda: client.get("/readyz").status_code == 200)

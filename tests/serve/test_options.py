@@ -1,8 +1,6 @@
 """Settings that are stated once: what is given is read, checked and told in one message."""
 
 import json
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -13,6 +11,7 @@ import pytest
 from serve.errors import BadInput
 from serve.options import Settings, again, check, described, group, make, options_of, rule_faults, setting
 from serve.text.answers import AnswerOptions
+from serve.wording import all_of, counted, one_of
 
 
 @dataclass(frozen=True)
@@ -108,14 +107,10 @@ def test_settings_of_a_group_that_do_not_fit_each_other_are_told_among_the_other
     assert ".." not in raised.value.message
 
 
-def test_a_list_of_nothing_is_told() -> None:
-    with pytest.raises(BadInput, match="--extras is empty; give some of milk, sugar"):
-        make(Tea, {"out": "cup", "extras": ","})
-
-
-def test_a_list_that_is_something_else_is_told() -> None:
-    with pytest.raises(BadInput, match=r"--sizes is \{'small': 1\}"):
-        make(Tea, {"out": "cup", "sizes": {"small": 1}})
+@pytest.mark.parametrize(("name", "value"), [("extras", ","), ("sizes", {"small": 1})])
+def test_a_list_of_nothing_or_of_something_else_is_told(name: str, value: object) -> None:
+    with pytest.raises(BadInput, match=f"--{name}"):
+        make(Tea, {"out": "cup", name: value})
 
 
 def test_settings_made_in_python_are_checked_as_well() -> None:
@@ -156,15 +151,6 @@ def test_a_path_that_may_be_a_url_keeps_it_as_it_is() -> None:
     assert make(Place, {"place": "a/b/"}).place == Path("a/b")
     with pytest.raises(BadInput, match="--place is 7; give a path"):
         make(Place, {"place": 7})
-
-
-def test_a_flag_of_another_name_than_its_setting_reaches_the_server() -> None:
-    command = [sys.executable, "-m", "serve", "no.bundle", "--request-texts", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (
-        2,
-        "error: --request-texts is 0; give a whole number from 1.\n",
-    )
 
 
 def test_a_setting_of_another_class_keeps_what_is_not_changed() -> None:
@@ -215,3 +201,13 @@ def test_settings_that_need_or_exclude_each_other_are_told() -> None:
         "--ice and --hot are both given. Leave one of them out.",
         "--sugar needs --spoon or --tongs. Give one of them too, or leave --sugar out.",
     ]
+
+
+def test_lists_have_commas_and_a_word_before_the_last_name() -> None:
+    assert [all_of("abc"[:count]) for count in range(4)] == ["", "a", "a and b", "a, b and c"]
+    assert one_of(("json", "csv", 3)) == "json, csv or 3"
+
+
+def test_a_count_has_the_form_that_fits_it() -> None:
+    assert [counted(count, "text") for count in (0, 1, 2000)] == ["0 texts", "1 text", "2,000 texts"]
+    assert [counted(count, "process is", "processes are") for count in (1, 2)] == ["1 process is", "2 processes are"]

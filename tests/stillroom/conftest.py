@@ -3,19 +3,30 @@
 import io
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr
 from pathlib import Path
 
 import pytest
-from lookup_bundles import INTENTS, intent_table, write_bundle, write_manifest, write_tokenizer
+from in_process import command
+from lookup_bundles import INTENTS, city_table, intent_table, write_bundle, write_manifest, write_tokenizer
 from small_profiles import CONFIG, TASK, Models, Profiled, intents, profiled, write_checkpoint
 from small_task import write_rows
 
-from stillroom.cli.main import app, guarded
 from stillroom.verbs.profile import Profiling
 from stillroom.verbs.profile.run import profile_models
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle that finds cities."""
+    return write_bundle(tmp_path_factory.mktemp("bundles") / "cities", city_table())
+
+
+@pytest.fixture(scope="session", name="intents")
+def bundle_of_intents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundles") / "intents"
+    return write_bundle(folder, intent_table(), task=TASK, labels=INTENTS)
 
 
 @pytest.fixture(scope="session")
@@ -104,17 +115,14 @@ def on_both(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Profiled:
 
 
 @pytest.fixture
-def refused(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., str]:
+def refused(tmp_path: Path) -> Callable[..., str]:
     """`refused(ARGUMENTS)`: the message of a `stillroom profile` that exits with 2 and writes nothing."""
 
     def call(*arguments: str | Path) -> str:
         before = sorted(tmp_path.rglob("*"))
-        monkeypatch.setattr(sys, "argv", ["stillroom", "profile", *map(str, arguments)])
-        code = guarded(app)
-        captured = capfd.readouterr()
-        assert (code, captured.out) == (2, ""), captured.err
-        assert "Traceback" not in captured.err
+        ended = command("profile", *arguments)
+        assert (ended.code, ended.out) == (2, ""), ended.said
         assert sorted(tmp_path.rglob("*")) == before, "something was written"
-        return " ".join(captured.err.split())
+        return ended.said
 
     return call

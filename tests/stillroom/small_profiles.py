@@ -2,11 +2,10 @@
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from in_process import command
 from lookup_bundles import INTENTS, VOCABULARY, write_tokenizer
 
 TASK = "text-classification"
@@ -60,12 +59,6 @@ def intents(count: int, seed: int) -> list[dict[str, Any]]:
     return rows
 
 
-def stillroom(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """What `stillroom ARGUMENTS` ended in, in a process of its own, as its user types it."""
-    command = [sys.executable, "-m", "stillroom", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 class Profiled(NamedTuple):
     """What `stillroom profile` ended in."""
 
@@ -78,7 +71,7 @@ class Profiled(NamedTuple):
 
 def profiled(out: Path, *arguments: str | Path) -> Profiled:
     """`stillroom profile ARGUMENTS --out OUT`, which writes a report."""
-    done = stillroom("profile", *arguments, "--out", out, *QUICK)
-    assert done.returncode in (0, 3), done.stderr
+    done = command("profile", *arguments, "--out", out, *QUICK)
+    assert done.code in (0, 3), done.said
     document = json.loads((out / "report.json").read_text(encoding="utf-8"))
-    return Profiled(done.returncode, out, " ".join(done.stderr.split()), document, done.stdout)
+    return Profiled(done.code, out, done.said, document, done.out)

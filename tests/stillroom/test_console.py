@@ -1,21 +1,18 @@
 """What is shown of work under way where there is no terminal, and of names that would drive one."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from in_process import command
 from lookup_bundles import city_table, write_bundle
-from patience import PATIENCE_S
-from repository import ROOT
 
 from compress import Event
 from stillroom import console
 from stillroom.console import FIRST_UNITS, Bar, show
 
 
-def test_what_is_left_is_not_told_after_the_first_units(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_time_left_is_shown_once_a_few_units_are_done(capfd: pytest.CaptureFixture[str]) -> None:
     shown = Bar("latency")
     shown(0, 100)
     shown.started -= 60.0
@@ -51,27 +48,18 @@ def hostile(tmp_path: Path) -> Path:
     )
 
 
-def shown(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """What `stillroom` shows."""
-    command = [sys.executable, "-m", "stillroom", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
-
-
 def test_control_characters_in_names_do_not_reach_the_terminal(hostile: Path) -> None:
-    ended = shown("inspect", hostile)
-    assert ended.returncode == 0
-    assert (ended.stdout + ended.stderr).replace("\n", "").isprintable()
+    code, out, said = command("inspect", hostile)
+    assert code == 0
+    assert (out + said).replace("\n", "").isprintable()
+    as_json = command("inspect", hostile, "--json").out
+    assert as_json.replace("\n", "").isprintable()
+    assert json.loads(as_json)["name"] == "a\x1b[2J\x9b2J\u202eb"
     (hostile / "a\x1b[2J\x9b.json").touch()
-    refused = shown("inspect", hostile)
-    assert refused.returncode == 2
-    assert r"a\x1b[2J\x9b.json is not in the manifest" in refused.stderr
-    assert refused.stderr.replace("\n", "").isprintable()
-
-
-def test_json_for_a_terminal_has_no_control_character_and_says_the_same(hostile: Path) -> None:
-    ended = shown("inspect", hostile, "--json")
-    assert ended.stdout.replace("\n", "").isprintable()
-    assert json.loads(ended.stdout)["name"] == "a\x1b[2J\x9b2J\u202eb"
+    code, _, said = command("inspect", hostile)
+    assert code == 2
+    assert r"a\x1b[2J\x9b.json is not in the manifest" in said
+    assert said.isprintable()
 
 
 def test_tables_and_bars_escape_names_and_keep_the_blanks_and_joiners_of_scripts(

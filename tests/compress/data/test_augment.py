@@ -81,9 +81,7 @@ def test_the_seed_decides_what_is_made(tokenizer: Tokenizer) -> None:
     assert made != augmented(EXAMPLES, tokenizer, 5, seed=6)
 
 
-def test_where_there_is_an_end_to_it_all_texts_have_had_their_turn(
-    monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer
-) -> None:
+def test_every_text_is_varied_before_the_limit(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> None:
     monkeypatch.setattr(augment, "MOST_TEXTS", 40)
     examples = [Example(f"{label} {'and then ' * 20}", label=label) for label in "abcd" for _ in range(50)]
     made = augmented(examples, tokenizer, 60, seed=0)

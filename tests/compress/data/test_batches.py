@@ -91,7 +91,7 @@ def test_logits_are_those_of_each_text_alone_whatever_its_batch(folder: Path) ->
             np.testing.assert_allclose(rows, alone, atol=1e-5)
 
 
-def test_saying_one_thing_always_is_what_chance_is_held_against(folder: Path) -> None:
+def test_chance_is_compared_with_constant_answers(folder: Path) -> None:
     encoded = TOKEN_CLASSIFICATION.encode(TEXTS[1:2], load_tokenizer(folder, 64), TAGS)
     gold = [TOKEN_CLASSIFICATION.gold_of(example) for example in TEXTS[1:2]]
     constant = list(encoded.task.constant_predictions(encoded))

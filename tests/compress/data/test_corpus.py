@@ -32,7 +32,7 @@ def pieces(count: int = 40) -> list[Piece]:
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 1000), whole=st.booleans())
-def test_only_words_are_hidden_and_what_is_asked_is_what_stood_there(seed: int, whole: bool) -> None:
+def test_only_words_are_masked_and_targets_are_the_original_tokens(seed: int, whole: bool) -> None:
     text = CorpusText(pieces(), 0, 8, seed, Masking(MASK, SIZE, whole))
     plain = CorpusText(pieces(), 0, 8, seed)
     for step in range(3):
@@ -46,7 +46,7 @@ def test_only_words_are_hidden_and_what_is_asked_is_what_stood_there(seed: int, 
         assert len(batch.row_index) > 0
 
 
-def test_the_shares_are_berts() -> None:
+def test_masking_uses_berts_shares() -> None:
     ids, words = np.tile(np.arange(5, 55), (400, 1)), np.tile(np.arange(50), (400, 1))
     wanted, shown = masked(ids, words, Masking(MASK, SIZE), np.random.default_rng(0))
     chosen = wanted != IGNORED
@@ -98,9 +98,7 @@ def in_file(folder: Path, teacher: Path) -> CorpusFile:
 
 
 @pytest.mark.parametrize("whole_words", [False, True])
-def test_batches_from_a_file_are_those_from_memory_to_the_bit(
-    tiny_teacher: Path, tmp_path: Path, whole_words: bool
-) -> None:
+def test_batches_from_a_file_equal_those_from_memory(tiny_teacher: Path, tmp_path: Path, whole_words: bool) -> None:
     tokenizer = load_tokenizer(tiny_teacher, 64)
     held, read = chunks(LINES, tokenizer, 16), in_file(tmp_path / "corpus", tiny_teacher)
     assert len(read) == len(held) > 600
@@ -124,9 +122,7 @@ def test_a_file_of_pieces_is_a_sequence_of_them(tiny_teacher: Path, tmp_path: Pa
         read[len(held)]
 
 
-def test_tokenised_text_is_used_again_while_it_is_of_the_same_text_tokenizer_and_length(
-    tiny_teacher: Path, tmp_path: Path
-) -> None:
+def test_tokenised_text_is_reused_while_its_inputs_are_the_same(tiny_teacher: Path, tmp_path: Path) -> None:
     tokenizer, read = load_tokenizer(tiny_teacher, 64), []
 
     def texts() -> Iterator[str]:
@@ -142,9 +138,7 @@ def test_tokenised_text_is_used_again_while_it_is_of_the_same_text_tokenizer_and
     assert len(read) == 4
 
 
-def test_a_tokenising_that_was_cut_short_leaves_nothing_that_is_taken_for_whole(
-    tiny_teacher: Path, tmp_path: Path
-) -> None:
+def test_an_interrupted_corpus_is_made_anew(tiny_teacher: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(tiny_teacher, 64)
 
     def dying() -> Iterator[str]:
@@ -158,7 +152,7 @@ def test_a_tokenising_that_was_cut_short_leaves_nothing_that_is_taken_for_whole(
     assert not (tmp_path / "corpus.partial").exists()
 
 
-def test_of_two_that_want_the_same_text_at_once_one_makes_it(tiny_teacher: Path, tmp_path: Path) -> None:
+def test_two_processes_tokenise_a_text_once(tiny_teacher: Path, tmp_path: Path) -> None:
     read = []
 
     def texts() -> Iterator[str]:
@@ -193,9 +187,7 @@ def test_a_corpus_of_words_that_no_vocabulary_of_two_bytes_holds_keeps_its_ids(t
     assert made.ids_in_use.tolist() == [3, 65_536, 69_999]
 
 
-def test_a_corpus_is_read_a_line_at_a_time_and_again_when_it_is_gone_through_again(
-    tiny_teacher: Path, tmp_path: Path
-) -> None:
+def test_a_corpus_of_files_is_iterated_again(tiny_teacher: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one kettle\n\n two \n", encoding="utf-8")
     (tmp_path / "b.jsonl").write_text('{"text": "three"}\n', encoding="utf-8")
     texts = TextFiles((tmp_path / "a.txt", tmp_path / "b.jsonl"))

@@ -5,14 +5,19 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from repository import ROOT
 
+import stillroom
 from compress.data.hub import may_be_on_hub
+from compress.models.pretrained import open_model
+from serve.errors import BadInput
+from stillroom.verbs.compare import compare
 
 LIBRARYS_OWN = "/api/agent-harnesses"  # which huggingface_hub reads now and then, whatever is asked for
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -94,25 +99,40 @@ def hub() -> Iterator[Hub]:
         server.shutdown()
 
 
-def stillroom(home: Path, hub: Hub, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """The command in a folder of its own, with a cache of its own."""
-    root = ROOT
-    environment = os.environ | {
-        "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.url, "HF_HOME": str(home / "cache"), "PYTHONPATH": str(root),
-    }  # fmt: skip
+def environment(home: Path, hub: Hub) -> dict[str, str]:
+    """That of a process that asks `hub`, with a cache of its own."""
+    own = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.url, "HF_HOME": str(home / "cache"), "PYTHONPATH": str(ROOT)}
+    return os.environ | own
+
+
+def command(home: Path, hub: Hub, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """The command in a folder of its own."""
     (home / "here").mkdir(exist_ok=True)
     return subprocess.run(
         [sys.executable, "-m", "stillroom", *map(str, arguments)],
-        cwd=home / "here", env=environment, capture_output=True, text=True, check=False,
+        cwd=home / "here", env=environment(home, hub), capture_output=True, text=True, check=False,
     )  # fmt: skip
+
+
+# A run of names that are no folders.
+RUN = (
+    "run",
+    "--teacher",
+    "some/teacher",
+    "--task",
+    "token-classification",
+    "--data",
+    "my-data",
+    "--student",
+    "3x384",
+    "--out",
+    "x",
+)
 
 
 def test_a_hub_that_does_not_answer_is_asked_once_for_each_name(hub: Hub, tmp_path: Path) -> None:
     hub.broken = True
-    done = stillroom(
-        tmp_path, hub, "run", "--teacher", "some/teacher", "--task", "token-classification", "--data", "my-data",
-        "--student", "3x384", "--out", tmp_path / "x.bundle",
-    )  # fmt: skip
+    done = command(tmp_path, hub, *RUN)
     assert done.returncode == 2
     assert hub.asked == ["/api/models/some/teacher", "/api/datasets/my-data"]
     lines = done.stderr.splitlines()
@@ -126,55 +146,34 @@ def test_a_hub_that_does_not_answer_is_asked_once_for_each_name(hub: Hub, tmp_pa
 
 
 @pytest.mark.slow
-def test_data_sets_are_not_asked_for_where_their_library_is_offline(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offline_datasets_are_not_requested(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
-    done = stillroom(
-        tmp_path, hub, "run", "--teacher", "some/teacher", "--task", "token-classification", "--data", "my-data",
-        "--student", "3x384", "--out", tmp_path / "x.bundle",
-    )  # fmt: skip
+    done = command(tmp_path, hub, *RUN)
     assert done.returncode == 2
     assert {path for path in hub.asked if "my-data" in path} == set()
     assert "HF_HUB_OFFLINE or HF_DATASETS_OFFLINE is set" in done.stderr
 
 
-def test_a_name_that_the_hub_does_not_know_is_said_to_be_none(hub: Hub, tmp_path: Path) -> None:
-    done = stillroom(tmp_path, hub, "distill", "--teacher", "nosuch", "--corpus", __file__, "--out", tmp_path / "out")
-    assert done.returncode == 2
-    assert "model that can be read from the Hub (the Hub has none of that name that you may read)" in done.stderr
-    assert hub.asked == ["/api/models/nosuch"]
-
-
 @pytest.mark.slow
-def test_a_model_and_data_of_the_hub_are_downloaded_and_found_again_without_it(
+def test_downloads_are_found_again_when_the_hub_is_down(
     hub: Hub, tmp_path: Path, tiny_teacher: Path, task_data: Path
 ) -> None:
     hub.folders = {"some/teacher": tiny_teacher, "some/messages": task_data}
-    given = (
-        "finetune",
-        "--model",
-        "some/teacher",
-        "--task",
-        "token-classification",
-        "--data",
-        "some/messages",
-        "--epochs",
-        "1",
-    )
-    first = stillroom(tmp_path, hub, *given, "--out", tmp_path / "first")
+    task = ("--task", "token-classification", "--data", "some/messages", "--epochs", "1")
+    given = ("finetune", "--model", "some/teacher", *task)
+    first = command(tmp_path, hub, *given, "--out", tmp_path / "first")
     assert first.returncode == 0, first.stderr
     assert first.stderr.count("on the Hub.") == 2, first.stderr
     hub.broken = True
     hub.asked.clear()
-    second = stillroom(tmp_path, hub, *given, "--out", tmp_path / "second")
+    second = command(tmp_path, hub, *given, "--out", tmp_path / "second")
     assert second.returncode == 0, second.stderr
     assert hub.asked == ["/api/models/some/teacher", "/api/datasets/some/messages"]
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("first", "second")]
     assert weights[0] == weights[1]
 
 
-def test_what_looks_like_a_path_is_never_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_never_requested_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     paths = ["./mine", "../mine", "/mine", "mine/", "a/b/c", "mine.jsonl", "data/mine", "~/mine"]
@@ -183,42 +182,69 @@ def test_what_looks_like_a_path_is_never_asked_for(tmp_path: Path, monkeypatch: 
     assert [name for name in names if may_be_on_hub(name)] == names
 
 
-READ = """
+OPEN = """
 import sys
 from compress.data.splits import read_splits
+from compress.models.pretrained import open_model
 from compress.tasks import TOKEN_CLASSIFICATION
-splits = read_splits("some/messages", TOKEN_CLASSIFICATION, revision=sys.argv[1])
-print(len(splits.train), splits.held_out)
+from serve.errors import BadInput
+for kind, name, revision in (each.split() for each in sys.argv[1:]):
+    revision = revision.strip("-")
+    try:
+        if kind == "data":
+            splits = read_splits(name, TOKEN_CLASSIFICATION, revision=revision)
+            print(len(splits.train), splits.held_out)
+        else:
+            print(open_model(name, revision=revision).revision)
+    except BadInput as fault:
+        print(fault.message.replace("\\n", " "))
 """
 
 
-def reading(home: Path, hub: Hub, revision: str) -> subprocess.CompletedProcess[str]:
-    """A process that reads the splits of some/messages at `revision`, with a token for the Hub in its environment."""
-    environment = os.environ | {
-        "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.url, "HF_HOME": str(home / "cache"), "PYTHONPATH": str(ROOT),
-        "HF_TOKEN": "hf_of_a_test",
-    }  # fmt: skip
-    return subprocess.run(
-        [sys.executable, "-c", READ, revision],
-        cwd=home, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-
-
-def test_data_is_read_at_the_revision_given_with_the_token_of_the_environment(
-    hub: Hub, tmp_path: Path, task_data: Path
+def test_revisions_are_read_with_the_token_of_the_environment(
+    hub: Hub, tmp_path: Path, task_data: Path, tiny_teacher: Path
 ) -> None:
-    hub.folders = {"some/messages": task_data}
+    hub.folders = {"some/messages": task_data, "some/teacher": tiny_teacher}
     hub.revisions.add("v1")
-    done = reading(tmp_path, hub, "v1")
+    cases = [
+        "data some/messages v9",
+        "data some/messages v1",
+        "model some/teacher v1",
+        "model some/teacher v9",
+        "model nosuch -",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", OPEN, *cases],
+        cwd=tmp_path, env=environment(tmp_path, hub) | {"HF_TOKEN": "hf_mine"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[1] == "False"
-    assert hub.asked[0] == "/api/datasets/some/messages/revision/v1"
+    no_data, data, model, no_model, unknown = done.stdout.splitlines()
+    assert (data, model) == ("240 False", COMMIT)
+    assert "data set that can be read from the Hub (the Hub has no revision v9" in no_data
+    assert "model that can be read from the Hub (the Hub has no revision v9" in no_model
+    assert "(the Hub has none of that name that you may read)" in unknown
+    assert hub.asked[0] == "/api/datasets/some/messages/revision/v9"
+    assert {"/api/datasets/some/messages/revision/v1", "/api/models/some/teacher/revision/v1"} <= {*hub.asked}
     assert not any(path.endswith("/revision/main") for path in hub.asked)
-    assert hub.tokens == {"Bearer hf_of_a_test"}
+    assert hub.asked.count("/api/models/nosuch") == 1
+    assert hub.tokens == {"Bearer hf_mine"}
 
 
-def test_a_revision_that_a_data_set_does_not_have_is_named(hub: Hub, tmp_path: Path, task_data: Path) -> None:
-    hub.folders = {"some/messages": task_data}
-    done = reading(tmp_path, hub, "v9")
-    assert "data set that can be read from the Hub (the Hub has no revision v9 of that name)" in done.stderr
-    assert hub.asked == ["/api/datasets/some/messages/revision/v9"]
+def test_every_verb_refuses_a_revision_of_a_folder(tiny_teacher: Path, task_data: Path, tmp_path: Path) -> None:
+    teacher, data, out, task = str(tiny_teacher), str(task_data), tmp_path / "out", "text-classification"
+    text = task_data / "train.jsonl"
+    given: dict[str, Any] = {"methods": ("minilm",), "corpus": (str(text),), "out": str(out)}
+    calls: list[Callable[[], object]] = [
+        lambda: open_model(teacher, revision="v2"),
+        lambda: stillroom.run(teacher=teacher, task=task, data=data, out=out, revision="v2"),
+        lambda: stillroom.finetune(teacher, task, data, out, revision="v2"),
+        lambda: stillroom.distill(teacher, [text], out, revision="v2"),
+        lambda: stillroom.export(teacher, out, data, revision="v2"),
+        lambda: stillroom.evaluate(teacher, data, revision="v2"),
+        lambda: compare(teacher=teacher, task=task, data=data, revision="v2", **given),
+    ]
+    for call in calls:
+        with pytest.raises(BadInput, match=r"--revision is v2, but .* is a local folder"):
+            call()
+    assert list(tmp_path.iterdir()) == []
+    assert open_model(teacher).revision is None

@@ -6,12 +6,12 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from data_files import lines_of, written
 from small_task import make_tokenizer
 from tokenizers import Tokenizer
 
 from compress.data.examples import Example, examples_fingerprint
 from compress.data.labelled_files import read_examples
-from compress.data.row_fields import BadRows
 from compress.data.splits import read_splits
 from compress.tasks import QUESTION_ANSWERING
 from serve.text.labels import SPAN_ENDS
@@ -26,15 +26,13 @@ EXPECTED = [
 ]
 
 
-def squad(questions: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"version": "v2.0", "data": [{"title": "t", "paragraphs": [{"context": CONTEXT, "qas": questions}]}]}
-
-
 def test_every_form_of_a_file_gives_the_same_questions(tmp_path: Path) -> None:
-    nested = squad([
+    questions = [
         {"id": "1", "question": "where", "answers": [OSLO, OSLO], "is_impossible": False},
         {"id": "2", "question": "why", "answers": [], "plausible_answers": [OSLO], "is_impossible": True},
-    ])  # fmt: skip
+    ]
+    paragraphs = [{"context": CONTEXT, "qas": questions}]
+    nested = {"version": "v2.0", "data": [{"title": "t", "paragraphs": paragraphs}]}
     forms: dict[str, list[dict[str, Any]]] = {
         "places": [{"start": 22, "end": 26}],
         "wide": [{"start": 21, "end": 26}],  # white space around it is no part of it
@@ -43,72 +41,20 @@ def test_every_form_of_a_file_gives_the_same_questions(tmp_path: Path) -> None:
         "hub": {"text": ["Oslo"], "answer_start": [22]},  # type: ignore[dict-item]
     }
     (tmp_path / "nested.json").write_text(json.dumps(nested, indent=1), encoding="utf-8")
-    files = [tmp_path / "nested.json"]
+    files = [written(tmp_path / "nested.json", json.dumps(nested, indent=1))]
     for name, answers in forms.items():
         none: Any = {"text": [], "answer_start": []} if name == "hub" else []
-        rows = [
-            {"question": "where", "context": CONTEXT, "answers": answers},
-            {"question": "why", "context": CONTEXT, "answers": none},
+        given = (("where", answers), ("why", none))
+        rows = [{"question": question, "context": CONTEXT, "answers": answers} for question, answers in given]
+        files += [
+            written(tmp_path / f"{name}.jsonl", lines_of(*rows)),
+            written(tmp_path / f"{name}.json", lines_of(*rows)),
         ]
-        files.append(tmp_path / f"{name}.jsonl")
-        files[-1].write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    (tmp_path / "lines.json").write_text(files[-1].read_text(encoding="utf-8"), encoding="utf-8")
-    for file in [*files, tmp_path / "lines.json"]:
+    for file in files:
         assert read_examples(file, QUESTION_ANSWERING) == EXPECTED, file.name
     assert EXPECTED[0].answer_texts == ("Oslo",)
-    assert examples_fingerprint(EXPECTED) != examples_fingerprint(
-        [EXPECTED[0], Example("why", CONTEXT, answers=((0, 3),))]
-    )
-
-
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        ({"question": "where", "context": CONTEXT}, "has no `answers`"),
-        ({"question": "where", "passage": CONTEXT, "answers": []}, "has no `context`"),
-        ({"question": " ", "context": CONTEXT, "answers": []}, "`question` is empty"),
-        ({"question": "where", "context": CONTEXT, "answers": "Oslo"}, "`answers` is str; a list is needed"),
-        ({"question": "where", "context": CONTEXT, "answers": ["Oslo"]}, "`answers` holds 'Oslo'; an object with"),
-        (
-            {"question": "where", "context": CONTEXT, "answers": [{"text": "Rome", "answer_start": 22}]},
-            "`answers` holds 'Rome' at 22, and the context has 'Oslo' there",
-        ),
-        (
-            {"question": "where", "context": CONTEXT, "answers": [{"text": "Oslo", "answer_start": 24}]},
-            "which is no place in the context (26 code points)",
-        ),
-        (
-            {"question": "where", "context": CONTEXT, "answers": [{"start": 3, "end": 4}]},
-            "`answers` at 3..4 covers only whitespace",
-        ),
-        (
-            {"question": "where", "context": CONTEXT, "answers": [{"start": True, "end": 4}]},
-            "which is no place in the context",
-        ),
-    ],
-)
-def test_a_bad_row_is_named_by_file_line_and_reason(tmp_path: Path, row: dict[str, Any], reason: str) -> None:
-    file = tmp_path / "bad.jsonl"
-    file.write_text(
-        json.dumps({"question": "a", "context": "b", "answers": []}) + "\n" + json.dumps(row), encoding="utf-8"
-    )
-    with pytest.raises(BadRows) as raised:
-        read_examples(file, QUESTION_ANSWERING)
-    assert "bad.jsonl, line 2: " in str(raised.value)
-    assert reason in str(raised.value)
-
-
-def test_files_that_cannot_hold_questions_say_why(tmp_path: Path) -> None:
-    (tmp_path / "table.csv").write_text("question,context,answers\na,b,c\n", encoding="utf-8")
-    (tmp_path / "broken.json").write_text(json.dumps({"data": [{"paragraphs": [{"qas": [{}]}]}]}), encoding="utf-8")
-    (tmp_path / "unanswered.json").write_text(json.dumps(squad([{"id": "1", "question": "where"}])), encoding="utf-8")
-    for name, reason in (
-        ("table.csv", "whose cells cannot hold answers"),
-        ("broken.json", "is not SQuAD's JSON"),
-        ("unanswered.json", "has no `answers`"),
-    ):
-        with pytest.raises(BadRows, match=reason):
-            read_examples(tmp_path / name, QUESTION_ANSWERING)
+    others = [EXPECTED[0], Example("why", CONTEXT, answers=((0, 3),))]
+    assert examples_fingerprint(EXPECTED) != examples_fingerprint(others)
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +108,7 @@ def test_questions_about_one_context_are_held_out_together(tmp_path: Path) -> No
         for question in ("where", "why", "when")
     ]
     for name in ("train", "test"):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        written(tmp_path / f"{name}.jsonl", lines_of(*rows))
     splits = read_splits(str(tmp_path), QUESTION_ANSWERING)
     assert splits.held_out
     held = {example.text_pair for example in splits.validation}

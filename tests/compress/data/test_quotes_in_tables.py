@@ -44,54 +44,89 @@ def test_texts_with_quotes_and_line_ends_are_read_as_they_are_meant(tmp_path: Pa
     assert trained_on(path) == annotated(path) == ([*texts.values()], [])
 
 
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        ('"He said \\"hi\\" twice",pos\n', "goes on behind a quote"),
-        ('"ends so \\"",pos\nb,neg\n"c d",pos\n', "goes on behind a quote 2 lines below"),
-        ('"a quoted start,pos\nb,neg\nends so",neg\n', "so that 3 rows would be read as one"),
-        ('",pos\n",neg\n', "so that 2 rows would be read as one"),
-        ('"I like it,1\nfine,0\nAll is well",-1\n', "so that 3 rows would be read as one"),
-        ('"left open,pos\nb,neg\n', "has a quote that is not closed before the end of the file"),
-    ],
-)
-@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
-def test_a_quote_that_is_text_is_a_fault_and_swallows_no_rows(
-    tmp_path: Path, row: str, reason: str, suffix: str
-) -> None:
-    path = tmp_path / f"a{suffix}"
-    end = "" if "not closed" in reason else "last,pos\n"
-    content = f"text,label\nfirst,pos\n{row}{end}"
-    path.write_text(content if suffix == ".csv" else content.replace(",", "\t"), encoding="utf-8")
+def among(rows: str, end: str = "last,pos\n") -> str:
+    """A table with these rows behind the first, which is whole."""
+    return f"text,label\nfirst,pos\n{rows}{end}"
+
+
+def among_labels(rows: str) -> str:
+    """Rows whose quotes hold lines with a label of the file."""
+    return f"text,label\nfirst,positive\n{rows}last,not sure\nand,Positive\nso,neutral\n"
+
+
+def turned(content: str) -> str:
+    """The same table with its two columns in turn."""
+    return "".join(f"{label},{text}\n" for text, label in (line.split(",") for line in content.splitlines()))
+
+
+AMONG = [
+    (among('"He said \\"hi\\" twice",pos\n'), 3, "goes on behind a quote"),
+    (among('"ends so \\"",pos\nb,neg\n"c d",pos\n'), 3, "goes on behind a quote 2 lines below"),
+    (among('"a quoted start,pos\nb,neg\nends so",neg\n'), 3, "so that 3 rows would be read as one"),
+    (among('",pos\n",neg\n'), 3, "so that 2 rows would be read as one"),
+    (among('"I like it,1\nfine,0\nAll is well",-1\n'), 3, "so that 3 rows would be read as one"),
+    (among('"left open,pos\nb,neg\n', ""), 3, "has a quote that is not closed before the end of the file"),
+]
+LABELS = [
+    ('"I like,positive\nfine by me,not sure\nall well",positive\n', 3),
+    ('"I like,not sure\nall well",positive\n', 2),
+    ('"I like,Positive\nall well",neutral\n', 2),
+    ('"I like,Positive\nfine,neutral\nso so,not sure\nall well",neutral\n', 4),
+]
+AS_ONE = "so that 3 rows would be read as one"
+EVERYWHERE: list[tuple[str, int, str]] = [
+    *AMONG,
+    *((content.replace(",", "\t"), line, says) for content, line, says in AMONG),
+    # A blank before a quote, and rows that lack a field.
+    ('label,text\nx, "a, b"\n', 2, "has a blank between a separator and a quote"),
+    ('label,text\nx, "a b"\n', 2, "has a blank between a separator and a quote"),
+    ('id,text,label\n1,"a,x\n2,b\n3,c",y\n4,d,y\n', 2, "so that 2 rows would be read as one"),
+]
+# Told by the columns of text and label, which `annotate` does not know.
+IN_TRAINING: list[tuple[str, int, str]] = [
+    *((among_labels(rows), 3, f"so that {count} rows would be read as one") for rows, count in LABELS),
+    *((turned(among_labels(rows)), 3, f"so that {count} rows would be read as one") for rows, count in LABELS),
+    # Blank lines and short rows hide no quote.
+    (
+        'text,label\n"Wow he said,pos\r\n\r\nthis is fine,neg\r\n\r\nlast one",pos\r\nok,pos\r\n',
+        2,
+        f"4 lines below, {AS_ONE}",
+    ),
+    (
+        'text,label\n"Wow he said,pos\r\r\nthis is fine,neg\r\r\nlast one",pos\r\r\nok,pos\r\n',
+        2,
+        f"4 lines below, {AS_ONE}",
+    ),
+    (
+        'text,label\n"Wow he said,Good\r\n\r\nthis is fine,pos\r\n\r\nlast one",neg\r\nok,pos\r\n',
+        2,
+        f"4 lines below, {AS_ONE}",
+    ),
+    ('text\tlabel\n"Wow he said\tpos\n\nthis is fine\tneg\nlast one"\tpos\nok\tpos\n', 2, f"3 lines below, {AS_ONE}"),
+    (
+        'text\tlabel\tnote\n"Wow he said\tpos\nthis is fine\tneg\nlast one"\tpos\nok\tpos\n',
+        2,
+        f"2 lines below, {AS_ONE}",
+    ),
+    (
+        'text\tlabel\tnote\n"Wow he said\tpos\nthis is fine\tneg\tn\nlast one"\tpos\tn\nok\tpos\n',
+        2,
+        f"2 lines below, {AS_ONE}",
+    ),
+    ('label\ttext\npos\t"Wow he said\n\nneg\tthis is fine\npos\tlast one"\npos\tok\n', 2, f"3 lines below, {AS_ONE}"),
+]
+
+
+@pytest.mark.parametrize(("content", "line", "says"), EVERYWHERE + IN_TRAINING)
+def test_a_quote_that_swallows_rows_is_a_fault(tmp_path: Path, content: str, line: int, says: str) -> None:
+    path = tmp_path / ("a.tsv" if "\t" in content else "a.csv")
+    path.write_text(content, encoding="utf-8", newline="")
     _, faults = trained_on(path)
-    texts, same = annotated(path)
-    assert texts == ["first", *(["last"] if end else [])]
-    assert faults == same
-    ((line, said),) = faults
-    assert line == 3
-    assert reason in said
-
-
-@pytest.mark.parametrize(
-    ("header", "row", "below"),
-    [
-        ("text,label", '"Wow he said,pos\r\n\r\nthis is fine,neg\r\n\r\nlast one",pos\r\n', 4),
-        ("text,label", '"Wow he said,pos\r\r\nthis is fine,neg\r\r\nlast one",pos\r\r\n', 4),
-        ("text,label", '"Wow he said,Good\r\n\r\nthis is fine,pos\r\n\r\nlast one",neg\r\n', 4),
-        ("text\tlabel", '"Wow he said\tpos\n\nthis is fine\tneg\nlast one"\tpos\n', 3),
-        ("text\tlabel\tnote", '"Wow he said\tpos\nthis is fine\tneg\nlast one"\tpos\n', 2),
-        ("text\tlabel\tnote", '"Wow he said\tpos\nthis is fine\tneg\tn\nlast one"\tpos\tn\n', 2),
-        ("label\ttext", 'pos\t"Wow he said\n\nneg\tthis is fine\npos\tlast one"\n', 3),
-    ],
-)
-def test_blank_lines_and_short_rows_hide_no_quote_that_swallows_rows(
-    tmp_path: Path, header: str, row: str, below: int
-) -> None:
-    path = tmp_path / ("a.tsv" if "\t" in header else "a.csv")
-    ok = "pos\tok\n" if header.startswith("label") else "ok\tpos\n" if "\t" in header else "ok,pos\r\n"
-    path.write_text(f"{header}\n{row}{ok}", encoding="utf-8", newline="")
-    ((line, reason),) = trained_on(path)[1]
-    assert (line, f"closes it {below} lines below, so that 3 rows would be read as one" in reason) == (2, True)
+    assert [(at, says in said) for at, said in faults] == [(line, True)], faults
+    if (content, line, says) in EVERYWHERE:
+        texts, same = annotated(path)
+        assert faults == same
+        assert not {"first", "last"} & {*content.replace("\t", "\n").replace(",", "\n").split("\n")} - {*texts}
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -102,29 +137,6 @@ def test_cells_of_several_lines_between_tabs_are_no_rows(tmp_path: Path, end: st
     rows = "".join(f'"{text}"\tpos\t"{note}"{end}' for text, note in zip(texts, notes, strict=True))
     path.write_text(f"text\tlabel\tnote{end}{rows}{end}", encoding="utf-8", newline="")
     assert trained_on(path) == annotated(path) == (texts, [])
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        '"I like,positive\nfine by me,not sure\nall well",positive\n',
-        '"I like,not sure\nall well",positive\n',
-        '"I like,Positive\nall well",neutral\n',
-        '"I like,Positive\nfine,neutral\nso so,not sure\nall well",neutral\n',
-    ],
-)
-@pytest.mark.parametrize("label_first", [False, True])
-def test_between_commas_rows_are_swallowed_where_a_line_holds_a_label_of_the_file(
-    tmp_path: Path, rows: str, label_first: bool
-) -> None:
-    content = f"text,label\nfirst,positive\n{rows}last,not sure\nand,Positive\nso,neutral\n"
-    if label_first:
-        content = "".join(f"{label},{text}\n" for text, label in (line.split(",") for line in content.splitlines()))
-    path = tmp_path / "a.csv"
-    path.write_text(content, encoding="utf-8")
-    ((line, reason),) = trained_on(path)[1]
-    assert line == 3
-    assert f"so that {rows.count(chr(10))} rows would be read as one" in reason
 
 
 def test_texts_of_several_lines_with_a_comma_each_are_no_rows(tmp_path: Path) -> None:
@@ -140,23 +152,6 @@ def test_texts_of_several_lines_with_a_comma_each_are_no_rows(tmp_path: Path) ->
     rows = "".join(f'"{text}",{label}\n' for text, label in zip(texts, labels, strict=True))
     path.write_text(f"text,label\n{rows}", encoding="utf-8")
     assert trained_on(path) == annotated(path) == (texts, [])
-
-
-@pytest.mark.parametrize(
-    ("content", "line", "reason"),
-    [
-        ('label,text\nx, "a, b"\n', 2, "has a blank between a separator and a quote"),
-        ('label,text\nx, "a b"\n', 2, "has a blank between a separator and a quote"),
-        ('id,text,label\n1,"a,x\n2,b\n3,c",y\n4,d,y\n', 2, "so that 2 rows would be read as one"),
-    ],
-)
-def test_quotes_with_a_blank_before_them_or_over_rows_that_lack_a_field_are_faults(
-    tmp_path: Path, content: str, line: int, reason: str
-) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text(content, encoding="utf-8")
-    for _, faults in (trained_on(path), annotated(path)):
-        assert [(at, reason in said) for at, said in faults] == [(line, True)], faults
 
 
 @pytest.mark.parametrize("text", [' "Great product"', ' "tis so', 'says, "hi"'])

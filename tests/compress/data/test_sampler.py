@@ -1,11 +1,11 @@
-"""Which texts a step reads, where languages have different numbers of them."""
+"""Which texts a step reads, where languages have different numbers of them; and a subset that stands for a whole file."""
 
 from collections import Counter
 
 import numpy as np
 import pytest
 
-from compress.data.sampler import Sampler, language_counts
+from compress.data.sampler import Sampler, language_counts, subset
 
 LANGUAGES = ["en"] * 700 + ["de"] * 250 + ["mt"] * 50
 
@@ -44,3 +44,13 @@ def test_an_epoch_has_as_many_texts_as_before_and_each_as_often_as_it_should() -
 def test_equal_counts_read_every_text_once() -> None:
     sampler = Sampler(np.arange(1, 101), 10, 0, np.ones(100))
     assert sorted(np.concatenate([sampler.at(step) for step in range(10)]).tolist()) == list(range(100))
+
+
+def test_a_subset_keeps_the_order_and_has_rows_of_every_label_of_a_sorted_file() -> None:
+    rows = [(label, i) for label in range(4) for i in range(250)]
+    found = subset(rows, 100, seed=1)
+    assert {label for label, _ in found} == {0, 1, 2, 3}
+    assert found == sorted(set(found))
+    assert len(found) == 100
+    assert found == subset(rows, 100, seed=1) != subset(rows, 100, seed=2)
+    assert subset("abc", 5) == ["a", "b", "c"]

@@ -52,9 +52,7 @@ def probabilities(
     return [None if logits is None else softmax(logits.astype(np.float64)) for logits in found]
 
 
-def test_probabilities_are_those_of_the_file_and_what_they_lack_to_1_is_shared_by_the_others(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_missing_probability_is_shared_by_the_other_labels(tokenizer: Tokenizer, tmp_path: Path) -> None:
     rows = [
         {"text": "whole", "labels": {"refund": 0.7, "praise": 0.2, "status": 0.1}},
         {"text": "part", "labels": {"refund": 0.7}},
@@ -67,9 +65,7 @@ def test_probabilities_are_those_of_the_file_and_what_they_lack_to_1_is_shared_b
     assert found[3:] == [None, None]
 
 
-def test_of_several_labels_each_has_its_own_probability_and_those_that_are_not_named_do_not_apply(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_unnamed_labels_of_a_multi_label_text_do_not_apply(tokenizer: Tokenizer, tmp_path: Path) -> None:
     rows = [{"text": "soft", "labels": {"refund": 0.7, "status": 0.6}}, {"text": "hard", "label": ["praise"]}]
     teacher = read(tmp_path, rows)
     teacher.check_labels(CLASSES, multi_label=True)
@@ -110,7 +106,7 @@ def test_entities_give_their_words_their_score_and_the_rest_to_outside(tokenizer
         ([], [], []),
     ],
 )  # fmt: skip
-def test_tags_are_carried_to_other_words_by_their_characters(
+def test_tags_are_aligned_by_characters(
     places: list[tuple[int, int]], given: list[tuple[int, int, str]], expected: list[str] | None
 ) -> None:
     carried = align_labels(places, [WordAnswer(start, end, {tag: 1.0}) for start, end, tag in given])
@@ -122,7 +118,7 @@ def test_tags_are_carried_to_other_words_by_their_characters(
     assert [prefix if prefix == "O" else f"{prefix}-{label}" for prefix, label in likeliest] == expected
 
 
-def test_all_of_a_words_probabilities_are_carried(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_all_probabilities_of_a_word_are_aligned(tokenizer: Tokenizer, tmp_path: Path) -> None:
     row = {"text": "new-york", "words": [{"start": 0, "end": 8, "tags": {"B-city": 0.6, "I-item": 0.1, "O": 0.3}}]}
     (found,) = probabilities(tokenizer, read(tmp_path, [row], TOKEN_CLASSIFICATION), [Example("new-york")])
     assert found is not None
@@ -180,9 +176,8 @@ def bytes_tokenizer(texts: list[str]) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
@@ -192,9 +187,8 @@ def word_pieces(texts: list[str]) -> Tokenizer:
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=20))  # noqa: S106 - no password
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.train_from_iterator(
-        texts, trainers.WordPieceTrainer(vocab_size=120, special_tokens=["[UNK]"], show_progress=False)
-    )
+    trainer = trainers.WordPieceTrainer(vocab_size=120, special_tokens=["[UNK]"], show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
 
@@ -212,17 +206,10 @@ def test_no_entity_is_misplaced_on_its_way_to_another_tokenizer(makers: tuple[An
     expected = ours.task.predictions(ours, certain(ours))
     carried: list[np.ndarray] = []
     for i, text in enumerate(texts):
-        given = [
-            WordAnswer(word.start, word.end, {TAGS[target]: 1.0})
-            for word, target in zip(
-                words(text.text, theirs.encodings[i].offsets, theirs.encodings[i].word_ids),
-                theirs.targets[i],
-                strict=True,
-            )
-        ]
-        places = [
-            (word.start, word.end) for word in words(text.text, ours.encodings[i].offsets, ours.encodings[i].word_ids)
-        ]
+        found, wanted = (words(text.text, e.offsets, e.word_ids) for e in (theirs.encodings[i], ours.encodings[i]))
+        targets = zip(found, theirs.targets[i], strict=True)
+        given = [WordAnswer(word.start, word.end, {TAGS[target]: 1.0}) for word, target in targets]
+        places = [(word.start, word.end) for word in wanted]
         differing += places != [(word.start, word.end) for word in given]
         tags = align_labels(places, given)
         assert tags is not None
@@ -235,61 +222,38 @@ def test_no_entity_is_misplaced_on_its_way_to_another_tokenizer(makers: tuple[An
     assert ours.task.predictions(ours, carried) == expected
 
 
-CLASS, WORDS = TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
+def words_row(*places: tuple[int, int], **tags: float) -> dict[str, Any]:
+    return {"text": "ab", "words": [{"start": start, "end": end, "tags": tags or {"O": 1}} for start, end in places]}
 
 
-@pytest.mark.parametrize(
-    ("rows", "task", "reason"),
-    [
-        (
-            [{"text": "a", "label": "x"}, {"text": "a", "label": "y"}],
-            CLASS,
-            "line 2: answers the text of answers.jsonl, line 1, in another way",
-        ),
-        ([{"text": "a", "labels": {"x": 1.5}}], CLASS, "that of x is 1.5; a probability from 0 to 1 is needed"),
-        ([{"text": "a", "labels": {"x": True}}], CLASS, "that of x is True; a probability"),
-        ([{"text": "a", "labels": {}}], CLASS, "`labels` is empty"),
-        (
-            [{"text": "a", "labels": 3}],
-            CLASS,
-            "`labels` is int; an object with the probability of each label is needed",
-        ),
-        (
-            [{"text": "a", "labels": {"x": 0.9, "y": 0.1}, "label": "y"}],
-            CLASS,
-            "`label` is 'y', and by `labels` 'x' is the likeliest",
-        ),
-        ([{"label": "x"}], CLASS, "has no `text`"),
-        (
-            [{"text": "ab", "entities": [{"start": 0, "end": 3, "label": "x"}]}],
-            WORDS,
-            "ends at 3, past the end of the text",
-        ),
-        (
-            [{"text": "ab", "entities": [{"start": 0, "end": 1, "label": "x", "score": 2}]}],
-            WORDS,
-            "the score of x is 2",
-        ),
-        ([{"text": "ab", "words": [{"start": 0, "end": 3, "tags": {"O": 1}}]}], WORDS, "a word is at 0..3"),
-        ([{"text": "ab", "words": [{"start": 0, "end": 1}]}], WORDS, "an object of probabilities by tag"),
-        (
-            [{"text": "ab", "words": [{"start": at, "end": 2, "tags": {"O": 1}} for at in (0, 1)]}],
-            WORDS,
-            "words overlap: 0..2 and 1..2",
-        ),
-        (
-            [{"text": "ab", "words": [{"start": 0, "end": 2, "tags": {"O": 0.9, "B-x": 0.9}}]}],
-            WORDS,
-            "sum to 1.800, not to 1",
-        ),
-    ],
-)
-def test_each_fault_of_a_row_is_named_with_its_line(
-    tmp_path: Path, rows: list[dict[str, Any]], task: Task, reason: str
-) -> None:
+def entity_row(end: int, **more: Any) -> dict[str, Any]:
+    return {"text": "ab", "entities": [{"start": 0, "end": end, "label": "x"} | more]}
+
+
+# A list of rows, of which the last one has the fault.
+FAULTS: list[tuple[list[dict[str, Any]], str]] = [
+    ([{"text": "a", "label": "x"}, {"text": "a", "label": "y"}], "line 1, in another way"),
+    ([{"text": "a", "labels": {"x": 1.5}}], "that of x is 1.5; a probability"),
+    ([{"text": "a", "labels": {"x": True}}], "that of x is True; a probability"),
+    ([{"text": "a", "labels": {}}], "`labels` is empty"),
+    ([{"text": "a", "labels": 3}], "`labels` is int"),
+    ([{"text": "a", "labels": {"x": 0.9, "y": 0.1}, "label": "y"}], "by `labels` 'x' is the likeliest"),
+    ([{"label": "x"}], "has no `text`"),
+    ([entity_row(3)], "past the end of the text"),
+    ([entity_row(1, score=2)], "the score of x is 2"),
+    ([words_row((0, 3))], "a word is at 0..3"),
+    ([{"text": "ab", "words": [{"start": 0, "end": 1}]}], "an object of probabilities by tag"),
+    ([words_row((0, 2), (1, 2))], "words overlap: 0..2 and 1..2"),
+    ([words_row((0, 2), **{"O": 0.9, "B-x": 0.9})], "sum to 1.800"),
+]
+
+
+@pytest.mark.parametrize(("rows", "reason"), FAULTS, ids=[reason for _, reason in FAULTS])
+def test_each_fault_of_a_row_is_named_with_its_line(tmp_path: Path, rows: list[dict[str, Any]], reason: str) -> None:
     with pytest.raises(BadRows) as refused:
-        read(tmp_path, rows, task)
-    assert reason in str(refused.value)
+        read(tmp_path, rows, TOKEN_CLASSIFICATION if {"words", "entities"} & {*rows[0]} else TEXT_CLASSIFICATION)
+    ((line, said),) = [(fault.line, fault.reason) for fault in refused.value.faults]
+    assert (line, reason in said) == (len(rows), True), said
 
 
 def test_the_same_answer_twice_is_one(tmp_path: Path) -> None:
@@ -297,26 +261,22 @@ def test_the_same_answer_twice_is_one(tmp_path: Path) -> None:
 
 
 def test_files_without_answers_and_labels_of_another_task_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="holds no answer: no row has labels or label"):
+    with pytest.raises(BadInput, match="holds no answer"):
         read(tmp_path, [{"text": "a"}])
     (tmp_path / "answers.txt").write_text("a")
     with pytest.raises(BadInput, match=r"answers\.txt does not end in \.jsonl"):
         read_teacher_labels([tmp_path / "answers.txt"], TEXT_CLASSIFICATION)
-    with pytest.raises(
-        BadInput, match=r"has labels that the task lacks: odd\. The task has praise, refund, status\. Rename"
+    for row, labels, fault in (
+        ({"text": "a", "labels": {"odd": 1}}, CLASSES, "labels that the task lacks: odd"),
+        ({"text": "a", "labels": {"praise": 0.8, "refund": 0.8}}, CLASSES, r"sum to 1\.600"),
+        (words_row((0, 2), **{"B-odd": 1}), ["city"], "labels that the task lacks: odd"),
     ):
-        read(tmp_path, [{"text": "a", "labels": {"odd": 1}}]).check_labels(CLASSES, multi_label=False)
-    both = [{"text": "a", "labels": {"praise": 0.8, "refund": 0.8}}]
-    with pytest.raises(BadInput, match=r"probabilities that sum to 1\.600, and one label applies"):
-        read(tmp_path, both).check_labels(CLASSES, multi_label=False)
-    words_of = {"text": "ab", "words": [{"start": 0, "end": 2, "tags": {"B-odd": 1}}]}
-    with pytest.raises(BadInput, match="has labels that the task lacks: odd"):
-        read(tmp_path, [words_of], TOKEN_CLASSIFICATION).check_labels(["city"], multi_label=False)
+        teacher = read(tmp_path, [row], TOKEN_CLASSIFICATION if "words" in row else TEXT_CLASSIFICATION)
+        with pytest.raises(BadInput, match=fault):
+            teacher.check_labels(labels, multi_label=False)
 
 
-def test_an_unlikely_entity_is_soft_alone_and_words_without_tags_are_no_answer(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_unlikely_entities_are_soft_labels_alone(tokenizer: Tokenizer, tmp_path: Path) -> None:
     unlikely = {"text": "to oslo", "entities": [{"start": 3, "end": 7, "label": "city", "score": 0.2}]}
     empty: dict[str, Any] = {"text": "to rome", "words": []}
     cut = {"text": "to rome now", "words": [{"start": 0, "end": 2, "tags": {"O": 1}}]}
@@ -336,25 +296,19 @@ def test_a_label_that_is_only_possible_may_be_unknown(tokenizer: Tokenizer, tmp_
     np.testing.assert_allclose(found, [[0.1, 0.6, 0.3]], atol=1e-6)  # what is left goes to the one that is not named
 
 
-@pytest.mark.parametrize(
-    ("row", "several", "relations", "fault"),
-    [
+def test_answers_are_of_the_datas_kind(tmp_path: Path) -> None:
+    parts = {"head": {"start": 0, "end": 1}, "tail": {"start": 2, "end": 3}}
+    for row, several, relations, fault in (
         ({"label": "refund"}, True, False, "`label` is one string, and in the data it is a list"),
         ({"label": ["refund"]}, False, False, "`label` is a list, and in the data it is one string"),
-        ({"label": "refund"}, False, True, "there is no `head` and `tail`, unlike in the data"),
-        ({"label": "refund", "head": {"start": 0, "end": 1}, "tail": {"start": 2, "end": 3}}, False, False, "there are `head` and `tail`"),
-        ({"labels": {"refund": 0.9, "praise": 0.8}}, True, False, ""),
-    ],
-)  # fmt: skip
-def test_answers_are_of_the_datas_kind(
-    tmp_path: Path, row: dict[str, Any], several: bool, relations: bool, fault: str
-) -> None:
-    teacher = read(tmp_path, [{"text": "a b", **row}])
-    if not fault:
-        teacher.check_kind(multi_label=several, relations=relations)
-        return
-    with pytest.raises(BadInput, match=fault):
-        teacher.check_kind(multi_label=several, relations=relations)
+        ({"label": "refund"}, False, True, "there is no `head` and `tail`"),
+        ({"label": "refund", **parts}, False, False, "there are `head` and `tail`"),
+    ):
+        teacher = read(tmp_path, [{"text": "a b", **row}])
+        with pytest.raises(BadInput, match=fault):
+            teacher.check_kind(multi_label=several, relations=relations)
+    soft = read(tmp_path, [{"text": "a b", "labels": {"refund": 0.9, "praise": 0.8}}])
+    soft.check_kind(multi_label=True, relations=False)
 
 
 def test_named_columns_and_null_fields_are_read(tmp_path: Path) -> None:
@@ -383,9 +337,8 @@ def test_texts_are_held_whatever_blanks_are_around_them(tmp_path: Path) -> None:
     assert Example("a\n") in held
     assert Example("b ", " c") in held
     assert Example("b") not in held
-    teacher = read(
-        tmp_path, [{"text": "a  ", "label": "x"}, {"text": "d", "label": "odd"}, {"text": "e", "label": "x"}]
-    )
+    rows = [{"text": "a  ", "label": "x"}, {"text": "d", "label": "odd"}, {"text": "e", "label": "x"}]
+    teacher = read(tmp_path, rows)
     assert [each.text for each in teacher.without([Example("a")], "odd").examples(multi_label=False)] == ["e"]
 
 
@@ -397,13 +350,7 @@ def test_relations_and_pairs_are_matched_as_they_are_read(tokenizer: Tokenizer, 
         {"text": "a", "text_pair": "b", "label": "praise"},
     ]
     teacher = read(tmp_path, rows)
-    texts = [
-        Example("a b", head=(0, 1), tail=(2, 3)),
-        Example("a b", head=(2, 3), tail=(0, 1)),
-        Example("a", "b"),
-        Example("a b"),
-    ]
-    assert [None if each is None else CLASSES[int(each.argmax())] for each in probabilities(tokenizer, teacher, texts)] == [
-        "refund", "status", "praise", None,
-    ]  # fmt: skip
-    assert json.loads((tmp_path / "answers.jsonl").read_text().splitlines()[0])["label"] == "refund"
+    marked = [Example("a b", head=(0, 1), tail=(2, 3)), Example("a b", head=(2, 3), tail=(0, 1))]
+    found = probabilities(tokenizer, teacher, [*marked, Example("a", "b"), Example("a b")])
+    likeliest = [None if each is None else CLASSES[int(each.argmax())] for each in found]
+    assert likeliest == ["refund", "status", "praise", None]

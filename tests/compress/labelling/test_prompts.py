@@ -31,6 +31,7 @@ def entities(said: str, text: str) -> list[tuple[int, int, str]]:
         (["Rome:city"], "Romeo flew to Rome", [(14, 18, "city")]),
         (["art:item"], "start with art", [(11, 14, "item")]),
         (["東京:city"], "東京都", [(0, 2, "city")]),
+        (["Rom:city"], "fly to Rome", [(7, 10, "city")]),
         ([], "nothing", []),
         ([" Rome :city"], "👍 Rome", [(2, 6, "city")]),
     ],
@@ -47,17 +48,13 @@ def test_entities_are_found_in_the_text(named: list[str], text: str, expected: l
         ("Sure! The city is Rome.", "the answer is not JSON: 'Sure!"),
         ("[]", "the answer is not a JSON object"),
         ('{"entities": 3}', "`entities` is not a list"),
-        ('{"entities": [{"text": "Rom", "label": "city"}]}', ""),
         ('{"entities": [{"text": "Paris", "label": "city"}]}', "'Paris' does not stand in the text; copy entities from it exactly"),
         ('{"entities": [{"text": "Rome", "label": "town"}]}', "'town' is not one of the labels: city, item"),
         ('{"entities": [{"text": "Rome", "label": "city"}, {"text": "Rome", "label": "city"}]}', "'Rome' does not stand in the text"),
         ('{"entities": ["Rome"]}', "'Rome' is not an object with `text` and `label`"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_used_is_said_to_the_model(said: str, fault: str) -> None:
-    if not fault:
-        assert entities(said, "fly to Rome") == [(7, 10, "city")]
-        return
+def test_unusable_answers_name_their_fault(said: str, fault: str) -> None:
     with pytest.raises(ValueError, match=fault.replace("[", r"\[")) as refused:
         entities(said, "fly to Rome")
     assert str(refused.value).startswith(fault)

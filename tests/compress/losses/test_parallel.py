@@ -29,7 +29,7 @@ def test_each_piece_has_one_thread_and_the_process_keeps_its_own() -> None:
         assert torch.get_num_threads() == 3
 
 
-def test_what_one_raises_is_raised() -> None:
+def test_an_error_of_one_piece_is_raised() -> None:
     torch.set_num_threads(2)
     with pytest.raises(ZeroDivisionError):
         on_cores(lambda number: 1 // number, [2, 1, 0])
@@ -53,7 +53,7 @@ def on(cores: int, *parts: Tensor, loss: str) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("loss", [*TILE_LOSSES, "dropout"])
-def test_their_number_changes_no_bit(loss: str) -> None:
+def test_the_number_of_threads_changes_no_bit(loss: str) -> None:
     generator = torch.Generator().manual_seed(0)
     parts = [torch.randn(2, 6, 300, 8, generator=generator) for _ in range(2)]
     first, *others = [on(cores, *parts, loss=loss) for cores in (1, 2, 3)]

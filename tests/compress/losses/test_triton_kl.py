@@ -31,9 +31,9 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drawn(seed: int, tokens: int, width: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Two sequences of three heads."""
+    """Two sequences of two heads."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(2, 3, tokens, width, generator=generator).to(DEVICE, dtype)
+    return torch.randn(2, 2, tokens, width, generator=generator).to(DEVICE, dtype)
 
 
 def compared(teacher: list[torch.Tensor], student: list[torch.Tensor], mask: torch.Tensor, tolerance: float) -> None:
@@ -132,16 +132,15 @@ def test_it_is_nothing_at_the_teacher(sides: int) -> None:
     assert all(not slope.any() for slope in torch.autograd.grad(value, student))
 
 
-@pytest.mark.parametrize("loud", [50.0, float("nan")])
-def test_padding_changes_no_bit(loud: float) -> None:
+def test_padding_changes_no_bit() -> None:
     mask = torch.tensor([[1] * 20, [1] * 7 + [0] * 13], device=DEVICE)
 
     def found(more: int) -> list[torch.Tensor]:
         sides = []
         for seed, width in ((0, 16), (1, 8)):
-            x = torch.full((2, 3, 20 + more, width), loud, device=DEVICE)
+            x = torch.full((2, 2, 20 + more, width), torch.nan, device=DEVICE)
             x[:, :, :20] = drawn(seed, 20, width)
-            x[1, :, 7:] = loud
+            x[1, :, 7:] = torch.nan
             sides.append(x)
         student = sides[1].requires_grad_()
         longer = torch.nn.functional.pad(mask, (0, more))
@@ -151,7 +150,7 @@ def test_padding_changes_no_bit(loud: float) -> None:
         assert not slope[:, :, 20:].any()
         return [value, slope[:, :, :20]]
 
-    assert all(torch.equal(one, other) for one, other in zip(found(0), found(30), strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(found(0), found(15), strict=True))
 
 
 @pytest.mark.gpu

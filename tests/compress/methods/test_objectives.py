@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from whole_relations import attention_loss, attention_square_loss, relation_loss, score_loss
 
 from compress.losses.outputs import logit_loss
 from compress.losses.tiled_relations import RelationFactors, tiled_loss
@@ -93,14 +92,10 @@ def in_tiles(loss: str) -> Callable[..., torch.Tensor]:
 
 # Loss, its formula, and what it takes: scores, heads, heads of two widths, or hidden states.
 LOSSES: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., float], str]] = {
-    "attention kl": (attention_loss, minilm_attention, "scores"),
-    "attention squares": (attention_square_loss, xtremedistil_attention, "scores"),
-    "scores mse": (score_loss, tinybert_scores, "scores"),
-    "relation kl": (relation_loss, relation, "heads"),
-    "attention kl in tiles": (in_tiles("kl"), minilm_attention, "scores"),
-    "attention squares in tiles": (in_tiles("squares"), xtremedistil_attention, "scores"),
-    "scores mse in tiles": (in_tiles("mse"), tinybert_scores, "scores"),
-    "relation kl in tiles": (relation_in_tiles, relation, "heads"),
+    "attention kl": (in_tiles("kl"), minilm_attention, "scores"),
+    "attention squares": (in_tiles("squares"), xtremedistil_attention, "scores"),
+    "scores mse": (in_tiles("mse"), tinybert_scores, "scores"),
+    "relation kl": (relation_in_tiles, relation, "heads"),
     "direct": (direct, directminilm, "heads"),
     "hidden mse": (hidden_loss, hidden_mse, "hidden"),
     "hidden half squares": (summed_hidden_loss, xtremedistil_hidden, "hidden"),

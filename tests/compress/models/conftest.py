@@ -4,10 +4,8 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from safetensors.torch import load_file, save_file
 
 
 @pytest.fixture(scope="session")
@@ -27,18 +25,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Path) -> Path:
 def checkpoint(whole: Path, tmp_path: Path) -> Path:
     """A copy of it, to be changed."""
     return shutil.copytree(whole, tmp_path / "classifier")
-
-
-@pytest.fixture
-def change_weights(checkpoint: Path) -> Callable[[Callable[[dict[str, Any]], object]], None]:
-    """Gives the tensors of `checkpoint` by name to a function, and saves what it leaves."""
-
-    def change(by: Callable[[dict[str, Any]], object]) -> None:
-        tensors = load_file(checkpoint / "model.safetensors")
-        by(tensors)
-        save_file(tensors, checkpoint / "model.safetensors", metadata={"format": "pt"})
-
-    return change
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ def test_every_family_gives_the_attention_that_it_computes_with(kind: str, tmp_p
     ("teacher", "student", "expected"),
     [((12, 384), (12, 384), 12), ((12, 768), (6, 312), 12), ((4, 32), (3, 24), 4), ((5, 35), (3, 24), 1)],
 )
-def test_relations_have_the_teacher_s_heads_where_these_divide_both_widths(
+def test_relations_have_as_many_heads_as_both_widths_allow(
     teacher: tuple[int, int], student: tuple[int, int], expected: int
 ) -> None:
     theirs, ours = (Reader(None, 1, *sizes) for sizes in (teacher, student))

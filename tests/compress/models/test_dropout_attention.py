@@ -107,7 +107,7 @@ def test_under_autocast_values_and_gradients_are_those_without(monkeypatch: pyte
     ],
     ids=["causal", "all dropped", "no heads", "other width", "short"],
 )
-def test_what_it_does_not_know_is_left_to_torch(given: dict[str, object]) -> None:
+def test_unsupported_attention_is_left_to_torch(given: dict[str, object]) -> None:
     query, key, value = (part.detach().float() for part in drawn())
     all_given = {"query": query, "key": key, "value": value, "dropout_p": 0.5} | given
     torch.manual_seed(0)
@@ -129,9 +129,7 @@ def test_a_causal_mask_may_be_given_by_place() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(set(FAMILIES) - {"mpnet"}))  # which transformers computes by itself
-def test_a_student_in_training_attends_in_tiles_and_one_that_is_asked_does_not(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attention_is_tiled_in_training_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[float] = []
 
     def counted(*given: object) -> torch.Tensor:

@@ -12,14 +12,7 @@ from encoders import encoder
 from compress.data.corpus import CorpusText, Masking, chunks
 from compress.methods.catalogue import Sizes, stages_of
 from compress.models.families import FAMILIES
-from compress.models.initialise import (
-    STARTS,
-    shape_in,
-    starting_layers,
-    student_from,
-    student_of,
-    truncated,
-)
+from compress.models.initialise import STARTS, shape_in, starting_layers, student_from, student_of, truncated
 from compress.models.pretrained import load_encoder, open_model, open_tokenizer
 from compress.models.shapes import Shape, spread_layers
 from compress.training.loop import StageSettings
@@ -74,9 +67,8 @@ def test_layers_are_taken_evenly_and_end_with_the_last() -> None:
     assert spread_layers(6, 4)[-1] == 6
     teacher = teacher_of("bert")
     student, _ = student_of(teacher, Shape(2, 24, 4, 48), seed=0)
-    for ours, theirs in zip(
-        student.bert.encoder.layer, (teacher.bert.encoder.layer[1], teacher.bert.encoder.layer[3]), strict=True
-    ):
+    second, fourth = (teacher.bert.encoder.layer[i] for i in (1, 3))
+    for ours, theirs in zip(student.bert.encoder.layer, (second, fourth), strict=True):
         torch.testing.assert_close(ours.attention.self.query.weight, theirs.attention.self.query.weight)
 
 
@@ -165,12 +157,13 @@ def test_a_student_computes_what_the_layers_of_its_start_compute(start: str) -> 
 
 
 def test_a_start_that_the_teacher_is_too_shallow_for_is_refused() -> None:
-    with pytest.raises(BadInput, match="needs a teacher of at least 7 layers; this one has 6"):
-        starting_layers("alternate", 6, 4)
-    with pytest.raises(BadInput, match=r"--start last .* needs a teacher of at least 8 layers"):
-        starting_layers("last", 6, 8)
-    with pytest.raises(BadInput, match=r"--start top is not known\. Give spread, alternate, first, last or layer-map"):
-        starting_layers("top", 6, 3)
+    for start, teacher, student, fault in (
+        ("alternate", 6, 4, "at least 7 layers; this one has 6"),
+        ("last", 6, 8, "--start last .* at least 8 layers"),
+        ("top", 6, 3, "--start top is not known"),
+    ):
+        with pytest.raises(BadInput, match=fault):
+            starting_layers(start, teacher, student)
 
 
 def checkpoint(folder: Path, tokenizer: Path, kind: str = "distilbert", head: str = "", **changes: Any) -> Path:
@@ -202,18 +195,18 @@ def test_a_student_starts_from_a_checkpoint_of_its_own_as_it_stands(tiny_teacher
     assert all(torch.equal(value, saved[name]) for name, value in student.state_dict().items())
 
 
+NEAR = {("distilbert", "minilmv2"), ("electra", "output-distribution"), ("mpnet", "minilmv2")}
+
+
 @pytest.mark.parametrize(
-    "method",
+    ("kind", "method"),
     [
-        "minilmv2",
-        "output-distribution",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("hidden-states", "minilm")),
+        pytest.param(kind, method, marks=() if (kind, method) in NEAR else pytest.mark.slow)
+        for kind in ("distilbert", "electra", "mpnet")
+        for method in ("minilmv2", "output-distribution", "hidden-states", "minilm")
     ],
 )
-@pytest.mark.parametrize("kind", ["distilbert", "electra", "mpnet"])
-def test_a_student_of_another_family_learns_from_its_teacher(
-    tiny_teacher: Path, tmp_path: Path, kind: str, method: str
-) -> None:
+def test_a_student_of_another_family_learns(tiny_teacher: Path, tmp_path: Path, kind: str, method: str) -> None:
     opened = open_model(str(tiny_teacher))
     folder = checkpoint(tmp_path / "small", tiny_teacher, kind)
     stage = stages_of(method, Sizes(4, 2, 32, 24))[-1]
@@ -228,16 +221,12 @@ def test_a_student_of_another_family_learns_from_its_teacher(
     tokenizer = open_tokenizer(opened)
     pieces = chunks(["where is my lovely kettle", "thank you, the radio is great for Lisbon"] * 8, tokenizer, 24)
     text = CorpusText(pieces, 0, 8, 0, Masking(4, tokenizer.get_vocab_size()) if masks else None)
-    progress = train_stage(
-        stage, teacher, student, text, StageSettings(30, learning_rate=3e-3), folder=tmp_path / "work"
-    )
-    values = [value for _, value in progress.loss]
+    settings = StageSettings(30, learning_rate=3e-3)
+    values = [v for _, v in train_stage(stage, teacher, student, text, settings, folder=tmp_path / "work").loss]
     assert np.mean(values[-5:]) < np.mean(values[:5])
 
 
-def test_a_checkpoint_of_another_vocabulary_is_refused_with_the_first_tokens_that_differ(
-    tiny_teacher: Path, tmp_path: Path
-) -> None:
+def test_a_start_with_another_vocabulary_is_refused(tiny_teacher: Path, tmp_path: Path) -> None:
     def swap(said: Any) -> None:
         words = said["model"]["vocab"]
         words["kettle"], words["lamp"] = words["lamp"], words["kettle"]
@@ -254,25 +243,18 @@ def test_a_checkpoint_of_another_vocabulary_is_refused_with_the_first_tokens_tha
     assert "Give a checkpoint with the teacher's tokenizer" in said
 
 
-def test_a_checkpoint_that_reads_the_same_vocabulary_in_another_way_is_refused(
-    tiny_teacher: Path, tmp_path: Path
-) -> None:
+def test_a_start_with_other_tokenizer_rules_is_refused(tiny_teacher: Path, tmp_path: Path) -> None:
     def keep_case(said: Any) -> None:
         said["normalizer"]["lowercase"] = False
 
     folder = reworded(checkpoint(tmp_path / "small", tiny_teacher), keep_case)
     config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     (folder / "tokenizer_config.json").write_text(json.dumps(config | {"do_lower_case": False}), encoding="utf-8")
-    with pytest.raises(
-        BadInput,
-        match=r"agree, but token 1 of a probe text \('The'\) is 'the' \(\d+\) by the teacher's and '\[UNK\]'",
-    ):
+    with pytest.raises(BadInput, match=r"'The'\) is 'the' \(\d+\) by the teacher's and '\[UNK\]'"):
         student_from(str(folder), open_model(str(tiny_teacher)), seed=0)
 
 
-def test_a_checkpoint_that_guesses_among_other_numbers_of_words_cannot_learn_guesses(
-    tiny_teacher: Path, tmp_path: Path
-) -> None:
+def test_a_start_with_another_vocabulary_head_is_refused(tiny_teacher: Path, tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "small", tiny_teacher, head="ForMaskedLM", vocab_size=200)
     opened = open_model(str(tiny_teacher))
     student_from(str(folder), opened, seed=0)

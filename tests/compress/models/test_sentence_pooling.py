@@ -17,7 +17,7 @@ from serve.errors import BadInput
 Change = Callable[..., None]
 
 
-def test_a_prompt_before_each_text_is_refused_and_others_are_told(
+def test_a_default_prompt_is_refused_and_others_are_warned_of(
     checkpoint: Path, change_json: Change, caplog: pytest.LogCaptureFixture
 ) -> None:
     warn.cache_clear()
@@ -35,42 +35,39 @@ def test_a_prompt_before_each_text_is_refused_and_others_are_told(
 
 
 SETTINGS, PROMPTS, POOLING = "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json"
-PLAIN = {
-    "transformer_task": "feature-extraction",
-    "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
-    "module_output_name": "token_embeddings",
-}
+
+
+def outputs(name: str) -> dict[str, object]:
+    return {"modality_config": {"text": {"method": "forward", "method_output_name": name}}}
+
+
+PLAIN = {"transformer_task": "feature-extraction", "module_output_name": "token_embeddings"} | outputs(
+    "last_hidden_state"
+)
 STRANGE: dict[str, tuple[str, dict[str, object], str]] = {
     "another head": (SETTINGS, {"transformer_task": "fill-mask"}, f"{SETTINGS} has transformer_task,"),
-    "another output": (
-        SETTINGS,
-        {"modality_config": {"text": {"method": "forward", "method_output_name": "pooler_output"}}},
-        f"{SETTINGS} has modality_config,",
-    ),
+    "another output": (SETTINGS, outputs("pooler_output"), f"{SETTINGS} has modality_config,"),
     "texts cut elsewhere": (SETTINGS, {"processing_kwargs": {"text": {"max_length": 8}}}, "has processing_kwargs,"),
     "lengths of queries": (SETTINGS, {"query_length": 32}, "has query_length,"),
     "other layers": (SETTINGS, {"config_args": {"num_hidden_layers": 1}}, "has config_args.num_hidden_layers,"),
     "a key of the future": (SETTINGS, {"rotation": 3}, "has rotation,"),
-    "an older name of the file": (
-        "sentence_roberta_config.json",
-        {"rotation": 3},
-        "sentence_roberta_config.json has rotation,",
-    ),
+    "an older name of the file": ("sentence_roberta_config.json", {"rotation": 3}, "sentence_roberta_config.json has"),
     "a length that is text": (SETTINGS, {"max_seq_length": "16"}, "max_seq_length is '16'"),
     "a length of nothing": (SETTINGS, {"max_seq_length": 2}, "max_seq_length is 2 in"),
     "a word for false": (SETTINGS, {"do_lower_case": "false"}, "do_lower_case is 'false'"),
     "a prompt without a text": (PROMPTS, {"default_prompt_name": "nobody"}, "default_prompt_name is 'nobody'"),
     "a prompt that is a number": (PROMPTS, {"prompts": {"query": 3}}, "prompts in .* is not an object of texts"),
     "an unknown pooling": (POOLING, {"rotation": 3}, f"{POOLING} has rotation,"),
+    "a prompt left out of the mean": (POOLING, {"include_prompt": False}, "has include_prompt,"),
 }
 
 
 @pytest.mark.parametrize("kind", STRANGE)
-def test_settings_of_sentence_transformers_that_change_vectors_are_refused_by_name(
-    kind: str, checkpoint: Path, change_json: Change
-) -> None:
+def test_settings_that_change_vectors_are_refused_by_name(kind: str, checkpoint: Path, change_json: Change) -> None:
     file, changes, message = STRANGE[kind]
     write_pooling(checkpoint, SentencePooling(), 32, 32)
+    if file == POOLING:
+        change_json(PROMPTS, prompts={"query": "query: "})
     if file.startswith("sentence_roberta"):
         (checkpoint / SETTINGS).unlink()
     change_json(file, **changes)
@@ -78,22 +75,12 @@ def test_settings_of_sentence_transformers_that_change_vectors_are_refused_by_na
         open_encoder(str(checkpoint))
 
 
-def test_settings_of_sentence_transformers_that_change_no_vector_stop_nothing(
-    checkpoint: Path, change_json: Change
-) -> None:
+def test_settings_that_change_no_vector_pass(checkpoint: Path, change_json: Change) -> None:
     write_pooling(checkpoint, SentencePooling(), 32, 32)
     arguments = {"torch_dtype": "float16", "trust_remote_code": True}
     change_json(SETTINGS, **PLAIN, unpad_inputs=True, processing_kwargs={}, model_args=arguments)
     (checkpoint / POOLING).write_text('{"embedding_dimension": 32, "pooling_mode": ["mean"], "include_prompt": false}')
     assert open_encoder(str(checkpoint)).how == SentencePooling("mean", normalised=True)
-
-
-def test_tokens_of_a_prompt_that_are_left_out_of_the_mean_are_refused(checkpoint: Path, change_json: Change) -> None:
-    write_pooling(checkpoint, SentencePooling(), 32, 32)
-    change_json(PROMPTS, prompts={"query": "query: "})
-    change_json(POOLING, include_prompt=False)
-    with pytest.raises(BadInput, match="has include_prompt,"):
-        open_encoder(str(checkpoint))
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
@@ -106,7 +93,7 @@ def test_a_module_of_another_package_is_refused_by_its_name(place: int, checkpoi
         open_encoder(str(checkpoint))
 
 
-def test_vectors_of_no_set_length_that_are_compared_by_it_are_told(
+def test_dot_products_of_unnormalised_vectors_are_warned_of(
     checkpoint: Path, change_json: Change, caplog: pytest.LogCaptureFixture
 ) -> None:
     warn.cache_clear()
@@ -132,17 +119,12 @@ def test_texts_are_cut_where_sentence_transformers_cuts_them(checkpoint: Path, c
 
 def test_an_encoder_in_a_folder_below_is_refused_with_its_place(whole: Path, tmp_path: Path) -> None:
     write_pooling(tmp_path, SentencePooling(), 32, 32)
-    modules = tmp_path / "modules.json"
-    modules.write_text(
-        modules.read_text()
-        .replace('"path":""', '"path":"0_Transformer"')
-        .replace('"path": ""', '"path": "0_Transformer"')
-    )
-    for file in (None, "config.json"):  # the folder itself may hold files of another encoder
-        if file:
+    modules = json.loads((tmp_path / "modules.json").read_text())
+    modules[0]["path"] = "0_Transformer"
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    for files in ((), ("config.json", "model.safetensors", "tokenizer.json")):  # of another encoder
+        for file in files:
             (tmp_path / file).write_bytes((whole / file).read_bytes())
-            (tmp_path / "model.safetensors").write_bytes((whole / "model.safetensors").read_bytes())
-            (tmp_path / "tokenizer.json").write_bytes((whole / "tokenizer.json").read_bytes())
         with pytest.raises(BadInput, match="its encoder is in 0_Transformer"):
             open_encoder(str(tmp_path))
 
@@ -157,13 +139,8 @@ def test_an_encoder_in_a_folder_below_is_refused_with_its_place(whole: Path, tmp
         ({}, ""),
     ],
 )
-def test_an_activation_behind_the_head_of_a_cross_encoder_is_told(
-    changes: dict[str, object],
-    told: str,
-    checkpoint: Path,
-    change_json: Change,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+def test_the_activation_of_a_cross_encoder_is_warned_of(
+    changes: dict[str, object], told: str, checkpoint: Path, change_json: Change, caplog: pytest.LogCaptureFixture
 ) -> None:
     warn.cache_clear()
     opened = open_model(str(checkpoint))

@@ -2,11 +2,15 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
+from small_task import write_rows
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 import stillroom
@@ -47,17 +51,13 @@ def longest_word(tokenizer: Tokenizer) -> str:
     return max((token for token in tokenizer.get_vocab() if token.isalpha()), key=len)
 
 
+def normalised(tokenizer: Tokenizer, **settings: bool) -> None:
+    tokenizer.normalizer = normalizers.BertNormalizer(**settings)
+
+
 def own_steps(tokenizer: Tokenizer) -> None:
     tokenizer.normalizer = normalizers.Sequence([normalizers.Replace("ship", "track"), normalizers.Lowercase()])
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-
-
-def kept_accents(tokenizer: Tokenizer) -> None:
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True, strip_accents=False)
-
-
-def kept_case(tokenizer: Tokenizer) -> None:
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
 
 
 def no_special_tokens(tokenizer: Tokenizer) -> None:
@@ -68,10 +68,21 @@ def words_of_its_own(tokenizer: Tokenizer) -> None:
     tokenizer.add_tokens([AddedToken(longest_word(tokenizer), normalized=True)])  # also within longer words
 
 
-@pytest.mark.parametrize("change", [own_steps, kept_accents, kept_case, no_special_tokens, words_of_its_own])
+# What is changed in tokenizer.json, and from which transformers on that is told: 0 for every one.
+CHANGES: dict[str, tuple[Callable[[Tokenizer], None], int | None]] = {
+    "steps of its own": (own_steps, 5),
+    "accents are kept": (partial(normalised, lowercase=True, strip_accents=False), 0),
+    "case is kept": (partial(normalised, lowercase=False), 0),
+    "no special tokens": (no_special_tokens, 5),
+    "words of its own": (words_of_its_own, None),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
 def test_a_model_reads_the_tokens_of_its_tokenizer_file(
-    change: Callable[[Tokenizer], None], checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    name: str, checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    change, told_from = CHANGES[name]
     tokenizer = in_file(checkpoint)
     change(tokenizer)
     tokenizer.save(str(checkpoint / "tokenizer.json"))
@@ -80,7 +91,7 @@ def test_a_model_reads_the_tokens_of_its_tokenizer_file(
     opened = open_model(str(checkpoint))
     assert ids_of(open_tokenizer(opened), *texts) == expected
     assert ids_of(open_answering(str(checkpoint), task_of).tokenizer, *texts) == expected
-    if change in (kept_accents, kept_case) or (transformers.__version__ >= "5" and change is not words_of_its_own):
+    if told_from is not None and int(transformers.__version__.split(".")[0]) >= told_from:
         assert "tokenizer.json" in caplog.text
         assert "different tokens" in caplog.text
     # A checkpoint made from it says so by itself.
@@ -99,7 +110,7 @@ def test_a_tokenizer_as_it_was_saved_is_kept_without_a_word(checkpoint: Path, ca
 
 
 @pytest.mark.parametrize("name", ["BertJapaneseTokenizer", "NobodysTokenizer"])
-def test_a_class_that_gives_no_fast_tokenizer_is_named_and_the_file_is_read(
+def test_an_unusable_tokenizer_class_is_passed_over(
     name: str, checkpoint: Path, change_json: Change, caplog: pytest.LogCaptureFixture
 ) -> None:
     change_json("tokenizer_config.json", tokenizer_class=name)
@@ -108,7 +119,7 @@ def test_a_class_that_gives_no_fast_tokenizer_is_named_and_the_file_is_read(
         assert f"the tokenizer_class {name}" in caplog.text
 
 
-def test_a_special_token_without_a_row_is_read_as_characters_from_training_to_answers(
+def test_a_special_token_without_a_row_is_read_as_characters(
     checkpoint: Path, change_json: Change, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tokenizer = in_file(checkpoint)
@@ -120,19 +131,10 @@ def test_a_special_token_without_a_row_is_read_as_characters_from_training_to_an
     data = tmp_path / "data"
     data.mkdir()
     for split in ("train", "validation", "test"):
-        (data / f"{split}.jsonl").write_text(
-            '{"text": "[USER] refund", "label": "refund"}\n{"text": "[USER] good", "label": "praise"}\n'
-        )
-    trained = stillroom.finetune(
-        str(checkpoint),
-        "text-classification",
-        data,
-        tmp_path / "made",
-        new_head=True,
-        epochs=1,
-        max_length=16,
-        device="cpu",
-    )
+        refund, praise = {"text": "[USER] refund", "label": "refund"}, {"text": "[USER] good", "label": "praise"}
+        write_rows(data / f"{split}.jsonl", [refund, praise])
+    settings: dict[str, Any] = {"new_head": True, "epochs": 1, "max_length": 16, "device": "cpu"}
+    trained = stillroom.finetune(str(checkpoint), "text-classification", data, tmp_path / "made", **settings)
     assert "no row for the special token [USER]" in caplog.text
     for folder in (checkpoint, Path(trained)):
         found = open_tokenizer(open_model(str(folder)))
@@ -156,17 +158,14 @@ def test_a_token_without_a_row_that_stands_around_every_text_is_refused(checkpoi
 @pytest.mark.parametrize("kind", ["WordPiece", "WordLevel", "Unigram"])
 def test_a_vocabulary_without_a_token_for_unknown_words_is_refused_at_the_door(checkpoint: Path, kind: str) -> None:
     words = [word for word in in_file(checkpoint).get_vocab() if word not in ("[UNK]", "[unused]")]
-    made = {
-        "WordPiece": lambda: models.WordPiece({word: id for id, word in enumerate(words)}, unk_token="[UNK]"),  # noqa: S106 - no password
-        "WordLevel": lambda: models.WordLevel({word: id for id, word in enumerate(words)}, unk_token="[UNK]"),  # noqa: S106 - no password
-        "Unigram": lambda: models.Unigram([(word, 0.0) for word in words]),
-    }
-    tokenizer = Tokenizer(made[kind]())
-    tokenizer.save(str(checkpoint / "tokenizer.json"))
+    if kind == "Unigram":
+        model = models.Unigram([(word, 0.0) for word in words])
+    else:
+        ids = {word: id for id, word in enumerate(words)}
+        model = getattr(models, kind)(ids, unk_token="[UNK]")  # noqa: S106 - no password
+    Tokenizer(model).save(str(checkpoint / "tokenizer.json"))
     (checkpoint / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    with pytest.raises(
-        BadInput, match=rf"{checkpoint.name}: its tokenizer fails at a word that .* Add a token for unknown"
-    ):
+    with pytest.raises(BadInput, match=rf"{checkpoint.name}: its tokenizer fails at a word"):
         open_tokenizer(open_model(str(checkpoint)))
 
 
@@ -181,26 +180,24 @@ def test_the_dropout_of_a_tokenizer_is_left_out_and_told(checkpoint: Path, caplo
     assert "different tokens" not in caplog.text
 
 
-def test_a_side_of_truncation_that_is_not_read_is_told(
-    checkpoint: Path, change_json: Change, caplog: pytest.LogCaptureFixture
-) -> None:
-    change_json("tokenizer_config.json", truncation_side="left")
-    open_tokenizer(open_model(str(checkpoint)))
-    assert "truncation_side of its tokenizer is left" in caplog.text
-
-
-def test_sides_and_inputs_that_are_not_read_are_told(
+def test_ignored_tokenizer_settings_are_warned_of(
     checkpoint: Path, change_json: Change, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    change_json("tokenizer_config.json", padding_side="left", model_input_names=["input_ids", "attention_mask"])
+    sides = {"truncation_side": "left", "padding_side": "left"}
+    change_json("tokenizer_config.json", **sides, model_input_names=["input_ids", "attention_mask"])
     save_tokenizer(open_model(str(checkpoint)), tmp_path / "made")
-    assert "padding_side of its tokenizer is left" in caplog.text
-    assert "model_input_names of its tokenizer leaves out token_type_ids" in caplog.text
-    assert '"left"' not in (tmp_path / "made" / "tokenizer_config.json").read_text()
+    open_tokenizer(open_model(str(checkpoint)))
+    for told in (
+        "truncation_side of its tokenizer is left",
+        "padding_side of its tokenizer is left",
+        "model_input_names of its tokenizer leaves out token_type_ids",
+    ):
+        assert told in caplog.text
+    assert '"padding_side": "left"' not in (tmp_path / "made" / "tokenizer_config.json").read_text()
 
 
 @pytest.mark.parametrize("flag", ["single_word", "normalized"])
-def test_added_tokens_are_found_in_texts_by_the_rules_of_the_tokenizer_file(
+def test_added_tokens_follow_the_tokenizer_file(
     flag: str, checkpoint: Path, change_json: Change, caplog: pytest.LogCaptureFixture
 ) -> None:
     mask = in_file(checkpoint).token_to_id("[MASK]")
@@ -212,12 +209,12 @@ def test_added_tokens_are_found_in_texts_by_the_rules_of_the_tokenizer_file(
 
 
 @pytest.mark.parametrize("file", ["added_tokens.json", "tokenizer_config.json"])
-def test_an_added_token_that_would_get_another_id_is_refused(
-    file: str, checkpoint: Path, change_json: Change, change_weights: Callable[..., None]
-) -> None:
+def test_an_added_token_with_another_id_is_refused(file: str, checkpoint: Path, change_json: Change) -> None:
     rows = open_model(str(checkpoint)).config.vocab_size + 200
     change_json("config.json", vocab_size=rows)
-    change_weights(lambda held: held.update({"bert.embeddings.word_embeddings.weight": torch.zeros(rows, 32)}))
+    held = load_file(checkpoint / "model.safetensors")
+    held["bert.embeddings.word_embeddings.weight"] = torch.zeros(rows, 32)
+    save_file(held, checkpoint / "model.safetensors", metadata={"format": "pt"})
     stated = (
         {"<x>": rows - 1} if file == "added_tokens.json" else {"added_tokens_decoder": {rows - 1: {"content": "<x>"}}}
     )
@@ -241,13 +238,10 @@ def test_a_tokenizer_that_contradicts_itself_is_refused(kind: str, checkpoint: P
 
 def test_texts_are_lowered_where_sentence_transformers_lowers_them(checkpoint: Path, change_json: Change) -> None:
     tokenizer = in_file(checkpoint)
-    kept_case(tokenizer)
+    normalised(tokenizer, lowercase=False)
     tokenizer.save(str(checkpoint / "tokenizer.json"))
     change_json("tokenizer_config.json", do_lower_case=False)
     change_json("sentence_bert_config.json", max_seq_length=32, do_lower_case=True)
     found = open_tokenizer(open_model(str(checkpoint)))
-    assert (
-        found.encode("Refund MY Order").ids
-        == found.encode("refund my order").ids
-        != tokenizer.encode("Refund MY Order").ids
-    )
+    shouted, plain = "Refund MY Order", "refund my order"
+    assert found.encode(shouted).ids == found.encode(plain).ids != tokenizer.encode(shouted).ids

@@ -39,17 +39,27 @@ def opened(tiny_teacher: Path, task_data: Path, tmp_path: Path) -> Opener:
     return open_it
 
 
-@pytest.mark.parametrize("task", ["text-classification", "token-classification"])
-def test_a_models_answers_from_a_file_are_the_soft_labels_of_the_model(
-    tiny_teacher: Path, task_data: Path, tmp_path: Path, opened: Opener, task: str
+@pytest.fixture(scope="module", params=["text-classification", "token-classification"])
+def tuned(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_teacher: Path, task_data: Path
+) -> tuple[str, Path]:
+    """A task, and a folder with a teacher of it, texts beside its own, and its answers to those of train and to these."""
+    folder = tmp_path_factory.mktemp("tuned")
+    made = face.finetune(tiny_teacher, request.param, task_data, folder / "tuned", epochs=1, patience=0, threads=1)
+    more = write_rows(folder / "more.jsonl", examples(40, seed=9))
+    face.label([task_data / "train.jsonl", more], folder / "answers.jsonl", checkpoint=str(made), threads=1)
+    return request.param, folder
+
+
+def test_answers_from_a_file_equal_the_models_soft_labels(
+    tuned: tuple[str, Path], tmp_path: Path, opened: Opener
 ) -> None:
-    teacher = face.finetune(tiny_teacher, task, task_data, tmp_path / "teacher", epochs=1, patience=0, threads=1)
-    more = write_rows(tmp_path / "more.jsonl", examples(40, seed=9))
-    face.label([task_data / "train.jsonl", more], tmp_path / "answers.jsonl", checkpoint=str(teacher), threads=1)
-    inputs = opened(task=task, model=teacher, unlabelled=(str(more),))
+    task, folder = tuned
+    teacher = folder / "tuned"
+    inputs = opened(task=task, model=teacher, unlabelled=(str(folder / "more.jsonl"),))
     make_soft_labels(tmp_path, inputs, teacher)
     expected = read_soft_labels(tmp_path, inputs)
-    inputs = opened(tmp_path / "answers.jsonl", task=task, model=teacher)
+    inputs = opened(folder / "answers.jsonl", task=task, model=teacher)
     found = inputs.answered
     assert found
     assert len(inputs.soft_labelled) == len(found.soft) == 280
@@ -57,16 +67,52 @@ def test_a_models_answers_from_a_file_are_the_soft_labels_of_the_model(
         np.testing.assert_allclose(softmax(ours), softmax(np.asarray(theirs)), atol=2e-5)
 
 
+def test_a_student_keeps_the_head_of_a_start_with_the_same_labels(
+    tuned: tuple[str, Path], task_data: Path, tmp_path: Path
+) -> None:
+    task, folder = tuned
+    other = shutil.copytree(folder / "tuned", tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    config["id2label"] |= {"0": "another"}
+    (other / "config.json").write_text(json.dumps(config))
+    heads = {}
+    for start in (folder / "tuned", other):
+        settings = TaskSettings(
+            start=str(start), task=task, data=str(task_data), teacher_labels=(str(folder / "answers.jsonl"),),
+            student="layers=2,hidden=32,heads=4,ffn=64", threads=1,
+        )  # fmt: skip
+        inputs = open_task(settings, tmp_path)
+        place = tmp_path / f"start-{start.name}"
+        place.mkdir()
+        make_start(place, inputs, None)
+        heads[start.name] = load_stage(place, inputs).classifier.weight
+        origin = json.loads((place / "lineage.json").read_text())["origin"]["head"]
+        assert origin == ("tuned's" if start.name == "tuned" else "new")
+    given = load_stage(folder / "tuned", inputs).classifier.weight
+    narrow = replace(settings, start=str(folder / "tuned"), student="layers=2,hidden=16,heads=4,ffn=64")
+    assert not open_task(narrow, tmp_path).teacher_has_head
+    assert torch.equal(heads["tuned"], given)
+    assert not torch.equal(heads["other"], given)
+
+
+def rows_of(data: Path, split: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (data / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def some_splits(folder: Path, data: Path, *splits: str) -> Path:
+    """A folder with these splits of `data`."""
+    folder.mkdir()
+    for name in splits:
+        shutil.copyfile(data / f"{name}.jsonl", folder / f"{name}.jsonl")
+    return folder
+
+
 def test_a_text_without_an_answer_keeps_its_label_and_no_text_of_validation_or_test_is_learned(
     task_data: Path, tmp_path: Path, opened: Opener
 ) -> None:
-    rows = {
-        name: [json.loads(line) for line in (task_data / f"{name}.jsonl").read_text().splitlines()]
-        for name in ("train", "validation", "test")
-    }
-    soft = [
-        {"text": row["text"], "labels": {"praise": 0.5, "refund": 0.3, "status": 0.2}} for row in rows["train"][:10]
-    ]
+    rows = {name: rows_of(task_data, name) for name in ("train", "validation", "test")}
+    labels = {"praise": 0.5, "refund": 0.3, "status": 0.2}
+    soft = [{"text": row["text"], "labels": labels} for row in rows["train"][:10]]
     right = [{"text": row["text"], "label": row["label"]} for row in rows["validation"][:30] + rows["test"]]
     right[0]["label"] = next(name for name in ("praise", "refund") if name != right[0]["label"])
     new = [{"text": "an odd lamp", "label": "praise"}]
@@ -83,57 +129,20 @@ def test_a_text_without_an_answer_keeps_its_label_and_no_text_of_validation_or_t
         assert softmax(logits).max() == pytest.approx(1, abs=1e-6)
     assert found.on_validation is not None
     assert found.on_validation.value == pytest.approx(29 / 30)
-    assert found.lines == [
-        "--teacher-labels has answers to 10 of 240 texts of train, and to 1 text that the data lacks.",
-        "230 texts of train without an answer keep their labels alone.",
-        f"The answers to 30 texts of validation: accuracy {found.on_validation}.",
-    ]
-
-
-@pytest.mark.parametrize("task", ["text-classification", "token-classification"])
-def test_a_student_keeps_the_head_of_its_start_if_that_gives_the_labels_of_the_data_and_no_others(
-    tiny_teacher: Path, task_data: Path, tmp_path: Path, task: str
-) -> None:
-    tuned = face.finetune(tiny_teacher, task, task_data, tmp_path / "tuned", epochs=1, patience=0, threads=1)
-    face.label([task_data / "train.jsonl"], tmp_path / "answers.jsonl", checkpoint=str(tuned), threads=1)
-    config = json.loads((tuned / "config.json").read_text())
-    config["id2label"] |= {"0": "another"}
-    other = tmp_path / "other"
-    shutil.copytree(tuned, other)
-    (other / "config.json").write_text(json.dumps(config))
-    heads = {}
-    for start in (tuned, other):
-        settings = TaskSettings(
-            start=str(start), task=task, data=str(task_data), teacher_labels=(str(tmp_path / "answers.jsonl"),),
-            student="layers=2,hidden=32,heads=4,ffn=64", threads=1,
-        )  # fmt: skip
-        inputs = open_task(settings, tmp_path)
-        place = tmp_path / f"start-{start.name}"
-        place.mkdir()
-        make_start(place, inputs, None)
-        heads[start] = load_stage(place, inputs).classifier.weight
-        origin = json.loads((place / "lineage.json").read_text())["origin"]["head"]
-        assert origin == ("tuned's" if start == tuned else "new")
-    given = load_stage(tuned, inputs).classifier.weight
-    narrow = replace(settings, start=str(tuned), student="layers=2,hidden=16,heads=4,ffn=64")
-    assert not open_task(narrow, tmp_path).teacher_has_head
-    assert torch.equal(heads[tuned], given)
-    assert not torch.equal(heads[other], given)
+    for told, line in zip(
+        ("10 of 240 texts of train", "230 texts of train", "30 texts of validation"), found.lines, strict=True
+    ):
+        assert told in line
 
 
 @pytest.mark.parametrize("validation", [True, False])
-def test_without_a_train_file_the_answers_are_its_labels(
+def test_answers_are_labels_without_a_train_file(
     task_data: Path, tmp_path: Path, opened: Opener, validation: bool
 ) -> None:
-    data = tmp_path / "data"
-    data.mkdir()
-    for name in ("validation", "test") if validation else ("test",):
-        (data / f"{name}.jsonl").write_bytes((task_data / f"{name}.jsonl").read_bytes())
-    lines = [line for name in ("train", "test") for line in (task_data / f"{name}.jsonl").read_text().splitlines()]
-    file = write_rows(
-        tmp_path / "answers.jsonl",
-        [{"text": row["text"], "labels": {row["label"]: 0.9}} for row in map(json.loads, lines)],
-    )
+    data = some_splits(tmp_path / "data", task_data, "test", *["validation"] * validation)
+    rows = [*rows_of(task_data, "train"), *rows_of(task_data, "test")]
+    answers = [{"text": row["text"], "labels": {row["label"]: 0.9}} for row in rows]
+    file = write_rows(tmp_path / "answers.jsonl", answers)
     inputs = opened(file, data)
     assert (len(inputs.splits.train), len(inputs.splits.test)) == (240 if validation else 216, 60)
     texts = {example.text for example in inputs.splits.train}
@@ -149,37 +158,26 @@ def test_without_a_train_file_the_answers_are_its_labels(
         opened(None, data)
 
 
-def test_further_texts_are_learned_by_the_answer_alone_and_never_one_of_validation_or_test(
-    task_data: Path, tmp_path: Path, opened: Opener
-) -> None:
-    of_test = json.loads((task_data / "test.jsonl").read_text().splitlines()[0])["text"]
-    rows = [
-        {"text": "an odd lamp", "labels": {"praise": 0.5, "refund": 0.5}},
-        {"text": f"{of_test} ", "label": "praise"},
-    ]
-    inputs = opened(write_rows(tmp_path / "answers.jsonl", rows))
+def test_further_texts_have_no_labels_and_exclude_test(task_data: Path, tmp_path: Path, opened: Opener) -> None:
+    of_test = {"text": f"{rows_of(task_data, 'test')[0]['text']} ", "label": "praise"}
+    further = {"text": "an odd lamp", "labels": {"praise": 0.5, "refund": 0.5}}
+    inputs = opened(write_rows(tmp_path / "answers.jsonl", [further, of_test]))
     assert [example.text for example in inputs.further] == ["an odd lamp"]
     assert inputs.in_domain is not None
     assert [targets.tolist() for targets in inputs.in_domain.targets] == [[-100]]
 
 
-def test_a_few_answers_to_validation_show_nothing_and_stop_nothing(
-    task_data: Path, tmp_path: Path, opened: Opener
-) -> None:
-    rows = [json.loads((task_data / f"{name}.jsonl").read_text().splitlines()[0]) for name in ("train", "validation")]
-    inputs = opened(
-        write_rows(tmp_path / "answers.jsonl", [{"text": row["text"], "label": row["label"]} for row in rows])
-    )
+def test_few_answers_to_validation_stop_nothing(task_data: Path, tmp_path: Path, opened: Opener) -> None:
+    rows = [rows_of(task_data, name)[0] for name in ("train", "validation")]
+    answers = [{"text": row["text"], "label": row["label"]} for row in rows]
+    inputs = opened(write_rows(tmp_path / "answers.jsonl", answers))
     assert inputs.answered
     assert inputs.answered.on_validation
     assert inputs.answered.on_validation.value == 1.0
 
 
 def test_where_answers_are_labels_a_cut_one_is_left_out(task_data: Path, tmp_path: Path, opened: Opener) -> None:
-    data = tmp_path / "data"
-    data.mkdir()
-    for name in ("validation", "test"):
-        (data / f"{name}.jsonl").write_bytes((task_data / f"{name}.jsonl").read_bytes())
+    data = some_splits(tmp_path / "data", task_data, "validation", "test")
     rows = [{"text": row["text"], "entities": row["entities"]} for row in examples(20, seed=5)]
     cut = {"text": "please refund the lamp to Oslo", "words": [{"start": 0, "end": 6, "tags": {"O": 1.0}}]}
     inputs = opened(write_rows(tmp_path / "answers.jsonl", [*rows, cut]), data, task="token-classification")
@@ -189,28 +187,23 @@ def test_where_answers_are_labels_a_cut_one_is_left_out(task_data: Path, tmp_pat
     assert len(inputs.answered.soft) == 20
 
 
-def test_texts_out_of_scope_are_not_learned_whatever_the_answer(
-    task_data: Path, tmp_path: Path, opened: Opener
-) -> None:
+def test_texts_out_of_scope_are_not_learned(task_data: Path, tmp_path: Path, opened: Opener) -> None:
     data = tmp_path / "data"
     data.mkdir()
     for name in ("train", "validation", "test"):
-        rows = [json.loads(line) for line in (task_data / f"{name}.jsonl").read_text().splitlines()]
-        write_rows(data / f"{name}.jsonl", [*rows, {"text": f"how tall is a tower {name}", "label": "strange"}])
+        strange = {"text": f"how tall is a tower {name}", "label": "strange"}
+        write_rows(data / f"{name}.jsonl", [*rows_of(task_data, name), strange])
     answers = [{"text": "how tall is a tower train", "label": "strange"}, {"text": "an odd lamp", "label": "praise"}]
     inputs = opened(write_rows(tmp_path / "answers.jsonl", answers), data, out_of_scope="strange")
     assert [example.text for example in inputs.further] == ["an odd lamp"]
 
 
-def test_what_cannot_be_learned_from_is_refused_before_training(
+def test_useless_answers_are_refused_before_training(
     tiny_teacher: Path, task_data: Path, tmp_path: Path, opened: Opener
 ) -> None:
-    of_test = [
-        {"text": json.loads(line)["text"], "label": "praise"}
-        for line in (task_data / "test.jsonl").read_text().splitlines()
-    ]
+    of_test = [{"text": row["text"], "label": "praise"} for row in rows_of(task_data, "test")]
     file = write_rows(tmp_path / "test-only.jsonl", of_test)
-    with pytest.raises(BadInput, match="answers none of the 240 texts of train and has no other texts to learn from"):
+    with pytest.raises(BadInput, match="answers none of the 240 texts of train"):
         opened(file)
     odd = write_rows(tmp_path / "odd.jsonl", [{"text": "a", "label": "odd"}])
     out = tmp_path / "student"
@@ -221,21 +214,17 @@ def test_what_cannot_be_learned_from_is_refused_before_training(
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("student")]
 
 
-def test_a_student_of_a_file_learns_its_task_and_says_what_taught_it(
-    tiny_teacher: Path, task_data: Path, tmp_path: Path
-) -> None:
-    rows = [json.loads(line) for line in (task_data / "train.jsonl").read_text().splitlines()]
-    rows += examples(60, seed=5)
+def test_a_student_learns_from_a_file_and_names_it(tiny_teacher: Path, task_data: Path, tmp_path: Path) -> None:
+    rows = [*rows_of(task_data, "train"), *examples(60, seed=5)]
     # Answers that contradict the labels of train: what is learned is what they say.
     turned = {"praise": "refund", "refund": "status", "status": "praise"}
-    file = write_rows(
-        tmp_path / "answers.jsonl", [{"text": row["text"], "label": turned[row["label"]]} for row in rows]
-    )
-    validation = [json.loads(line) for line in (task_data / "validation.jsonl").read_text().splitlines()]
+    answers = [{"text": row["text"], "label": turned[row["label"]]} for row in rows]
+    file = write_rows(tmp_path / "answers.jsonl", answers)
     data = tmp_path / "data"
     data.mkdir()
     for name in ("validation", "test"):
-        write_rows(data / f"{name}.jsonl", [{**row, "label": turned[row["label"]]} for row in validation])
+        right = [{**row, "label": turned[row["label"]]} for row in rows_of(task_data, "validation")]
+        write_rows(data / f"{name}.jsonl", right)
     write_rows(data / "train.jsonl", rows[:240])
     student = face.finetune(
         tiny_teacher, "text-classification", data, tmp_path / "student", teacher_labels=[str(file)], soft_weight=1.0,

@@ -54,14 +54,12 @@ def test_the_precision_is_chosen_for_the_device_that_is_trained_on(kind: Any, mo
     assert on_this_machine(kind(**NEEDED[kind], threads=3)).threads == 3
 
 
-def test_a_gpu_that_is_not_there_is_refused_with_all_else_that_is_wrong(
+def test_a_missing_gpu_is_refused_among_other_faults(
     tiny_teacher: Path, task_data: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     teacher, data, out, task = str(tiny_teacher), str(task_data), tmp_path / "out", "text-classification"
-    both = (
-        r"2 faults were found(?s:.)*--device is cuda, but torch finds no GPU: torch .* \(this machine has \d+ cores\)"
-    )
+    both = r"2 faults were found(?s:.)*--device is cuda, but torch finds no GPU"
     given: dict[str, Any] = {"teacher": teacher, "task": task, "out": str(out), "data": "./none", "device": "cuda"}
     with pytest.raises(BadInput, match=both):
         run(Recipe(**given))
@@ -71,14 +69,14 @@ def test_a_gpu_that_is_not_there_is_refused_with_all_else_that_is_wrong(
         compress.distill("./none", [corpus], out, device="cuda", precision="fp16")
     with pytest.raises(BadInput, match=both):
         compare(**given, methods=("minilm",), corpus=(str(corpus),))
-    with pytest.raises(BadInput, match=r"--device is 'tpu'.*; give one of auto, cpu, cuda"):
+    with pytest.raises(BadInput, match=r"--device is 'tpu'"):
         compress.finetune(teacher, task, data, out, device="tpu")
-    with pytest.raises(BadInput, match=r"--device is 'tpu'.*; give one of auto, cpu, cuda"):
+    with pytest.raises(BadInput, match=r"--device is 'tpu'"):
         compress.distill(teacher, [corpus], out, device="tpu")
     assert list(tmp_path.iterdir()) == [corpus]
 
 
-def test_a_device_that_is_named_decides_nothing_where_it_is_the_one_taken_anyway(
+def test_naming_the_default_device_changes_no_fingerprint(
     tiny_teacher: Path, task_data: Path, corpus: Path, tmp_path: Path
 ) -> None:
     def stop(event: Event) -> None:
@@ -97,20 +95,13 @@ def test_a_device_that_is_named_decides_nothing_where_it_is_the_one_taken_anyway
     assert auto == same
     begun: dict[str, list[set[str]]] = {"distill": [], "finetune": []}
     for device in ("auto", named):
+        more: dict[str, Any] = {"student": SHAPE, "batch": 1, "device": device}
+        given = (str(tiny_teacher), "text-classification", str(task_data), tmp_path / "tuned")
         with pytest.raises(KeyboardInterrupt):
-            compress.distill(
-                str(tiny_teacher), [corpus], tmp_path / "small", student=SHAPE, device=device, batch=1, progress=stop
-            )
+            compress.distill(str(tiny_teacher), [corpus], tmp_path / "small", progress=stop, **more)
         begun["distill"].append(stages(tmp_path / "small.distill-work"))
         with pytest.raises(KeyboardInterrupt):
-            compress.finetune(
-                str(tiny_teacher),
-                "text-classification",
-                str(task_data),
-                tmp_path / "tuned",
-                device=device,
-                progress=stop,
-            )
+            compress.finetune(*given, device=device, progress=stop)
         begun["finetune"].append(stages(tmp_path / "tuned.finetune-work"))
     for first, second in begun.values():
         assert first
@@ -124,7 +115,7 @@ def test_a_seed_below_zero_is_refused(tiny_teacher: Path, corpus: Path, tmp_path
 
 
 @pytest.mark.parametrize(("hidden", "precision"), [("", "bf16"), ("amx_bf16", "fp32")])
-def test_distill_trains_on_as_many_threads_as_it_is_told_in_what_the_processor_multiplies_natively(
+def test_distill_honours_threads_and_the_processors_precision(
     tiny_teacher: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hidden: str, precision: str
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)

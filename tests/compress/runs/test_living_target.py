@@ -45,9 +45,7 @@ def taught(teacher: Path, text: Path, out: Path, **settings: object) -> tuple[li
 
 
 @pytest.mark.parametrize("method", ["minilmv2", "minilm"])
-def test_a_layer_that_passes_on_is_never_taken_by_default(
-    grown_teacher: Path, text: Path, tmp_path: Path, method: str
-) -> None:
+def test_an_inactive_layer_is_never_the_default(grown_teacher: Path, text: Path, tmp_path: Path, method: str) -> None:
     # A student of the teacher's width starts from its last layer, 8, and would learn from it. So does minilm always.
     student = "layers=2,hidden=64,heads=4,ffn=64"
     layers, said = taught(grown_teacher, text, tmp_path / "student", student=student, method=method)

@@ -45,7 +45,7 @@ def test_relations_are_those_of_the_layer_that_the_last_one_starts_from(start: s
     assert {term.teacher_layer for term in stages[0].objective.layers} == {layer}  # the papers' for new layers
 
 
-def test_a_target_of_another_layer_is_said() -> None:
+def test_a_target_of_another_layer_is_warned_of() -> None:
     assert not method_chain("minilmv2", STUDENT, TEACHER).warnings
     (said,) = method_chain("minilmv2", STUDENT, TEACHER, teacher_layer=4).warnings
     assert "starts from the teacher's layer 6 and learns from layer 4" in said
@@ -55,7 +55,7 @@ def test_a_target_of_another_layer_is_said() -> None:
 
 def test_a_map_that_trains_no_last_layer_is_refused() -> None:
     four = Shape(4, 48, 4, 96)
-    with pytest.raises(BadInput, match=r"last layers, 4 to 4 of 4: nothing would train them\. Give --layer-map spread"):
+    with pytest.raises(BadInput, match=r"4 to 4 of 4: .* Give --layer-map spread"):
         method_chain("hidden-states", four, TEACHER, layer_map="uniform")
     (stages,) = method_chain("tinybert-general", four, TEACHER).stages
     assert max(term.student_layer for term in stages[0].objective.layers) == 4
@@ -72,34 +72,22 @@ def test_settings_of_one_stage_take_the_place_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("method", "stages", "message"),
     [
-        ("minlm", {}, r"--method minlm is not known\. Did you mean minilm\? Give minilmv2"),
-        ("minilmv2,labels", {}, "is not known. .* Give --method again for each"),
-        (
-            "xtremedistil@layers=4,hidden=24,heads=4,ffn=48",
-            {},
-            "only methods that learn from plain text alone, such as minilm, take assistants",
-        ),
+        ("minlm", {}, r"--method minlm is not known\. Did you mean minilm"),
+        ("minilmv2,labels", {}, "Give --method again for each"),
+        ("xtremedistil@layers=4,hidden=24,heads=4,ffn=48", {}, "take assistants"),
         ("minilm", {"minilmv2": {"tokens": 5}}, r"\[stages.minilmv2\]: the stages of --method minilm are minilm\."),
-        ("minilm", {"minilm": {"rate": 5}}, "rate: the settings of a stage are tokens, learning_rate"),
-        ("minilm", {"minilm": {"tokens": -1}}, "tokens is -1; give a number above 0"),
-        ("minilm", {"minilm": {"batch": 2.5}}, "batch is 2.5; give a whole number above 0"),
-        ("soft-labels", {"soft-labels": {"batch": 8}}, "has no stage before the training on the task"),
-        (
-            "minilm",
-            {"minilm": {"teacher_layer": 2}},
-            "--teacher-layer has no effect on --method minilm, only on minilmv2 and directminilm",
-        ),
-        (
-            "directminilm",
-            {"directminilm": {"relation_heads": 12}},
-            "--relation-heads has no effect on --method directminilm",
-        ),
-        ("minilm", {"minilm": 5}, r"\[stages.minilm\] is 5; give a table"),
-        ("minilm", {"minilm": {"pack": 1}}, r"\[stages.minilm\] pack is 1; give true or false"),
-        ("tinybert", {"tinybert-task": {"pack": True}}, r"\[stages.tinybert-task\] pack: only plain text is packed"),
+        ("minilm", {"minilm": {"rate": 5}}, "rate: the settings of a stage are"),
+        ("minilm", {"minilm": {"tokens": -1}}, "tokens is -1"),
+        ("minilm", {"minilm": {"batch": 2.5}}, "batch is 2.5"),
+        ("soft-labels", {"soft-labels": {"batch": 8}}, "no stage before the training on the task"),
+        ("minilm", {"minilm": {"teacher_layer": 2}}, "--teacher-layer has no effect on --method minilm"),
+        ("directminilm", {"directminilm": {"relation_heads": 12}}, "--relation-heads has no effect"),
+        ("minilm", {"minilm": 5}, r"\[stages.minilm\] is 5"),
+        ("minilm", {"minilm": {"pack": 1}}, "pack is 1"),
+        ("tinybert", {"tinybert-task": {"pack": True}}, "only plain text is packed"),
     ],
 )
-def test_what_a_method_cannot_be_is_refused(method: str, stages: dict[str, object], message: str) -> None:
+def test_bad_methods_and_stages_are_refused(method: str, stages: dict[str, object], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         method_chain(method, STUDENT, TEACHER, stages=stages)  # type: ignore[arg-type]
 

@@ -104,9 +104,7 @@ def test_a_scratch_folder_is_empty_at_first_and_gone_with_its_work_afterwards(tm
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_next_run_comes_in_while_the_last_one_goes_and_nothing_of_it_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_leaving_run_removes_nothing_of_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root, unlink = tmp_path / "work", Path.unlink
     with ExitStack() as next_run:
 
@@ -146,9 +144,7 @@ STAGE_DAMAGE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damaged", STAGE_DAMAGE)
-def test_a_finished_stage_that_is_damaged_is_refused_with_the_folder_to_remove(
-    damaged: str, tiny_teacher: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_stage_is_refused_with_its_folder(damaged: str, tiny_teacher: Path, tmp_path: Path) -> None:
     def make(folder: Path) -> None:
         shutil.copytree(tiny_teacher, folder, dirs_exist_ok=True)
         np.save(folder / "logits.npy", np.zeros((40, 3), np.float32))
@@ -159,13 +155,9 @@ def test_a_finished_stage_that_is_damaged_is_refused_with_the_folder_to_remove(
     assert Workdir(tmp_path).stage("student", "mark", make) == done
     STAGE_DAMAGE[damaged](done / damaged)
     for ask in (lambda w: w.finished("student", "mark"), lambda w: w.stage("student", "mark", make)):
-        with pytest.raises(BadInput, match="is damaged: ") as refused:
+        with pytest.raises(BadInput, match=f"{done} of an earlier call is damaged: .* Remove it") as refused:
             ask(Workdir(tmp_path))
-        said = str(refused.value)
-        assert said.startswith(f"The folder {done} of an earlier call is damaged: ")
-        assert said.endswith("Remove it and run the command again, which repeats this stage.")
-        assert "\n" not in said
-        assert "save_pretrained" not in said
+        assert "save_pretrained" not in str(refused.value)
     assert not Workdir(tmp_path).finished("student", "another mark")
     shutil.rmtree(done)
     assert Workdir(tmp_path).stage("student", "mark", make) == done

@@ -23,11 +23,8 @@ from serve.text.spans import words
 
 
 def opened(tiny_teacher: Path, task_data: Path, tmp_path: Path, **more: Any) -> TaskInputs:
-    given = {
-        "task": "text-classification",
-        "student": "layers=2,hidden=32,heads=4,ffn=32",
-        "method": "soft-labels",
-    } | more
+    task = {"task": "text-classification", "student": "layers=2,hidden=32,heads=4,ffn=32", "method": "soft-labels"}
+    given = task | more
     return open_task(TaskSettings(teacher=str(tiny_teacher), data=str(task_data), threads=1, **given), tmp_path)
 
 
@@ -53,10 +50,8 @@ def test_a_text_gets_the_soft_labels_of_the_teacher_that_has_not_seen_it(
     soft_labels.make_soft_labels(folders["soft"], inputs, folders["teacher"], [folders["0"], folders["1"]])
     found = soft_labels.read_soft_labels(folders["soft"], inputs)
     folds = soft_labels.fold_of(inputs.splits.train, 2, 0)
-    of = {
-        name: row_logits(task_stages.load_stage(folders[name], inputs), inputs.soft_labelled)
-        for name in ("teacher", "0", "1")
-    }
+    models = {name: task_stages.load_stage(folders[name], inputs) for name in ("teacher", "0", "1")}
+    of = {name: row_logits(model, inputs.soft_labelled) for name, model in models.items()}
     for i, rows in enumerate(found):
         source = str(folds[i]) if i < len(inputs.train) else "teacher"
         np.testing.assert_allclose(rows, of[source][i], atol=1e-5)
@@ -65,7 +60,7 @@ def test_a_text_gets_the_soft_labels_of_the_teacher_that_has_not_seen_it(
     assert sure["train_out_of_fold"] == soft_labels.confidence(found[: len(inputs.train)], multi_label=False)
 
 
-def test_a_fold_teacher_is_not_trained_on_its_fold(
+def test_a_fold_teacher_skips_its_fold(
     tiny_teacher: Path, task_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = opened(tiny_teacher, task_data, tmp_path, folds=3)
@@ -95,17 +90,14 @@ def trial(folder: Path, reached: float) -> Path:
 
 
 @pytest.mark.parametrize(("half", "most", "taken"), [(0.8, 0.7, 0.5), (0.7, 0.8, 0.9), (0.8, 0.8, 0.9)])
-def test_the_share_that_was_better_on_validation_is_taken(
-    tmp_path: Path, half: float, most: float, taken: float
-) -> None:
+def test_the_better_soft_share_is_taken(tmp_path: Path, half: float, most: float, taken: float) -> None:
     trials = {0.5: trial(tmp_path / "half", half), 0.9: trial(tmp_path / "most", most)}
     (tmp_path / soft_labels.CONFIDENCE).write_text('{"train": 0.99, "validation": 0.91}')
     soft = soft_labels.chosen_share(tmp_path, trials)
     assert soft.weight == taken
-    said = soft_labels.soft_label_lines(soft.lineage)
-    assert f"share of {taken:g}" in said[0]
-    assert f"0.5: {half:.4f}, 0.9: {most:.4f}" in said[0]
-    assert "mean confidence is 0.990 on train and 0.910 on validation" in said[1]
+    share, sure = soft_labels.soft_label_lines(soft.lineage)
+    assert f"share of {taken:g}" in share
+    assert "0.990 on train and 0.910 on validation" in sure
 
 
 @pytest.mark.parametrize(
@@ -116,7 +108,7 @@ def test_the_share_that_was_better_on_validation_is_taken(
         ({"folds": 2, "method": "minilmv2", "then": "labels"}, "--folds has no effect on --method minilmv2"),
     ],
 )
-def test_folds_that_nothing_would_use_are_refused(
+def test_useless_folds_are_refused(
     tiny_teacher: Path, task_data: Path, tmp_path: Path, settings: dict[str, Any], fault: str
 ) -> None:
     with pytest.raises(BadInput, match=fault):
@@ -150,10 +142,8 @@ def test_the_shares_of_processes_are_the_whole_to_the_bit(tiny_teacher: Path, ta
 def test_soft_labels_go_to_the_words_that_share_their_characters_where_tokens_differ() -> None:
     """A byte-level tokenizer has one word in `...`, and three once the piece is trimmed away."""
     text = "see http://rome... thanks"
-    whole, trimmed = (
-        byte_level(("...", "://", "rome", "http", "see", "thanks")),
-        byte_level(("rome", "http", "see", "thanks")),
-    )
+    pieces = ("rome", "http", "see", "thanks")
+    whole, trimmed = byte_level(("...", "://", *pieces)), byte_level(pieces)
     labels = ("O", "B-city", "I-city")
     theirs, ours = (TOKEN_CLASSIFICATION.encode([Example(text)], each, labels) for each in (whole, trimmed))
     assert len(theirs.rows[0]) < len(ours.rows[0])

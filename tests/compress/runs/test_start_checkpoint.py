@@ -35,7 +35,7 @@ def opened(tiny_teacher: Path, task_data: Path, tmp_path: Path, **more: Any) -> 
     return open_task(TaskSettings(**given), tmp_path)
 
 
-def test_it_has_the_shape_and_the_weights_of_the_checkpoint_and_a_head_for_the_task(
+def test_a_start_gives_shape_and_weights_and_gets_a_head(
     tiny_teacher: Path, task_data: Path, tmp_path: Path, body: Path
 ) -> None:
     inputs = opened(tiny_teacher, task_data, tmp_path, start=str(body))
@@ -55,28 +55,22 @@ def test_it_has_the_shape_and_the_weights_of_the_checkpoint_and_a_head_for_the_t
     assert open_model(str(start)).head_for(TEXT_CLASSIFICATION) == inputs.labels
 
 
-def test_a_checkpoint_with_another_activation_is_named_with_it(
-    tiny_teacher: Path, task_data: Path, tmp_path: Path
-) -> None:
+def test_a_start_with_another_activation_names_it(tiny_teacher: Path, task_data: Path, tmp_path: Path) -> None:
     teacher = open_model(str(tiny_teacher))
     shape = Shape(2, 32, 4, 48, "relu")
     student, _ = student_of(load_encoder(teacher, seed=5), shape, seed=5)
     student.save_pretrained(tmp_path / "relu")
     save_tokenizer(teacher, tmp_path / "relu")
+    start = {"start": str(tmp_path / "relu")}
     for named in ({}, {"student": str(shape)}):
-        assert opened(tiny_teacher, task_data, tmp_path, start=str(tmp_path / "relu"), **named).shape == shape
-    with pytest.raises(BadInput, match="activation=relu, and --student is layers=2,hidden=32,heads=4,ffn=48"):
-        opened(
-            tiny_teacher, task_data, tmp_path, start=str(tmp_path / "relu"), student="layers=2,hidden=32,heads=4,ffn=48"
-        )
+        assert opened(tiny_teacher, task_data, tmp_path, **start, **named).shape == shape
+    plain = "layers=2,hidden=32,heads=4,ffn=48"
+    with pytest.raises(BadInput, match=f"activation=relu, and --student is {plain}"):
+        opened(tiny_teacher, task_data, tmp_path, **start, student=plain)
 
 
-def test_what_does_not_fit_a_checkpoint_is_refused(
-    tiny_teacher: Path, task_data: Path, tmp_path: Path, body: Path
-) -> None:
-    with pytest.raises(
-        BadInput, match=r"is layers=2,hidden=32,heads=4,ffn=48, and --student is 3x384\. Leave --student out"
-    ):
+def test_what_does_not_fit_a_start_is_refused(tiny_teacher: Path, task_data: Path, tmp_path: Path, body: Path) -> None:
+    with pytest.raises(BadInput, match=r"ffn=48, and --student is 3x384\. Leave --student out"):
         opened(tiny_teacher, task_data, tmp_path, start=str(body), student="3x384")
     with pytest.raises(BadInput, match=r"--start .*nowhere.* does not exist"):
         opened(tiny_teacher, task_data, tmp_path, start=str(tmp_path / "nowhere"))

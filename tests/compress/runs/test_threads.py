@@ -35,9 +35,7 @@ def spins_in(folder: Path, *command: str, **more: str) -> int:
 class TestLibgompIsTold:
     # Each starts a process that loads torch; all verbs that train take the same way.
     @pytest.mark.parametrize("verb", [pytest.param(v, marks=() if v == "run" else pytest.mark.slow) for v in TRAINING])
-    def test_threads_of_a_verb_that_trains_spin_shortly_or_sleep_beside_other_work(
-        self, verb: str, tmp_path: Path
-    ) -> None:
+    def test_threads_of_a_training_verb_spin_shortly_or_sleep(self, verb: str, tmp_path: Path) -> None:
         assert spins_in(tmp_path, verb, *TRAINING[verb]) in (TRAINING_SPINS, 0)
 
     def test_a_busy_neighbour_is_seen(self) -> None:
@@ -48,7 +46,8 @@ class TestLibgompIsTold:
     def test_threads_of_another_verb_sleep_at_once(self, tmp_path: Path) -> None:
         assert spins_in(tmp_path, "export", "nowhere", "--out", "out") == 0
 
-    @pytest.mark.parametrize(("name", "value"), [pytest.param(POLICY, "ACTIVE", marks=pytest.mark.slow), (SPINS, "77")])
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("name", "value"), [(POLICY, "ACTIVE"), (SPINS, "77")])
     def test_what_the_user_set_stays(self, name: str, value: str, tmp_path: Path) -> None:
         found = spins_in(tmp_path, "compare", *TRAINING["compare"], **{name: value})
         assert found == 77 if name == SPINS else found > 1_000_000

@@ -1,7 +1,6 @@
 """Stages on packed rows: the loss and the gradients are those of the pieces alone."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,15 +12,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from compress.data.batches import part_of
-from compress.data.corpus import CorpusText, Masking, Piece
+from compress.data.corpus import CorpusText, Piece
 from compress.distributed import ProcessShare
 from compress.losses.outputs import total
-from compress.methods.catalogue import METHODS, Sizes, Stage, stages_of
+from compress.methods.catalogue import METHODS, Stage, stages_of
 from compress.methods.objectives import LayerTerm, Projections
 from compress.models.activations import Activations, read
 from compress.models.families import FAMILIES
-from compress.training.loop import StageSettings
-from compress.training.stage import step_losses, train_stage
+from compress.training.stage import step_losses
 
 PACKED = sorted(kind for kind in FAMILIES if kind != "modernbert")
 METHODS_THAT_PACK = [name for name in METHODS if any(stage.pack for stage in stages_of(name, SIZES))]
@@ -154,41 +152,3 @@ def test_parts_of_a_packed_batch_add_up_to_it(method: str, parts: int) -> None:
 
     together = torch.stack([loss(ProcessShare(number, parts)) for number in range(parts)]).sum()
     torch.testing.assert_close(together, loss(ProcessShare()), rtol=1e-9, atol=1e-12)
-
-
-def test_killed_and_resumed_on_packed_rows_it_ends_with_the_same_bits(tmp_path: Path) -> None:
-    stage = stage_of("minilmv2")
-    text = CorpusText(PIECES, 0, 3, 0, row_tokens=ROW)
-
-    def dying(done: int, steps: int, loss: float, tokens_per_s: float | None) -> None:
-        if done == 7:
-            raise KeyboardInterrupt
-
-    def run(folder: Path, report: Any = None) -> Any:
-        teacher, student = models("bert", stage)
-        settings = StageSettings(12, learning_rate=3e-3, checkpoint_every_s=0)
-        train_stage(stage, teacher, student, text, settings, folder=folder, report=report)
-        return student.state_dict()
-
-    whole = run(tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "broken", dying)
-    torch.manual_seed(99)
-    resumed = run(tmp_path / "broken")
-    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
-
-
-def test_masked_text_may_be_packed_too() -> None:
-    text = CorpusText(PIECES, 0, 8, 0, Masking(4, VOCABULARY), row_tokens=ROW)
-    stage = stage_of("mlm-kd")
-    teacher, student, maps = prepared("bert", stage)
-    terms = step_losses(stage.objective, teacher, student, text.at(0), maps, None)
-    assert all(torch.isfinite(term) for term in terms.values())
-
-
-def test_relation_stages_pack_and_others_do_not() -> None:
-    assert METHODS_THAT_PACK == [
-        "minilmv2", "minilm", "directminilm", "minilm-no-value-relation", "minilm-value-mse", "minilm-hidden-relation",
-        "minilm-layer-to-layer",
-    ]  # fmt: skip
-    assert all(stage.pack for name in METHODS_THAT_PACK for stage in stages_of(name, Sizes(4, 2, 24, 12)))

@@ -59,40 +59,22 @@ def trained(kind: str, special: list[str] = SPECIAL) -> Tokenizer:
 def write(folder: Path, kind: str, special: list[str] = SPECIAL) -> Path:
     """A small classifier with that tokenizer, as `save_pretrained` lays it out: a RoBERTa for BPE, else a BERT."""
     import torch
-    from transformers import (
-        BertConfig,
-        BertForSequenceClassification,
-        PreTrainedTokenizerFast,
-        RobertaConfig,
-        RobertaForSequenceClassification,
-    )
+    import transformers
 
     tokenizer = trained(kind, special)
-    config_of, model_of = (
-        (RobertaConfig, RobertaForSequenceClassification)
-        if kind == "BPE"
-        else (BertConfig, BertForSequenceClassification)
-    )
+    family = "Roberta" if kind == "BPE" else "Bert"
     torch.manual_seed(0)
-    ids = {
-        f"{name}_token_id": tokenizer.token_to_id(f"<{tag}>")
-        for name, tag in (("pad", "pad"), ("bos", "s"), ("eos", "/s"))
-    }
-    config = config_of(
-        vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=80 + tokenizer.get_vocab_size(),
-        initializer_range=0.3,
-        **ids,
-    )
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=tokenizer.get_vocab_size(), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
+        max_position_embeddings=80 + tokenizer.get_vocab_size(), initializer_range=0.3,
+        pad_token_id=tokenizer.token_to_id("<pad>"), bos_token_id=tokenizer.token_to_id("<s>"),
+        eos_token_id=tokenizer.token_to_id("</s>"),
+    )  # fmt: skip
     named = {f"{name}_token": f"<{name}>" for name in ("pad", "unk", "mask")}
     named |= {"bos_token": "<s>", "cls_token": "<s>", "eos_token": "</s>", "sep_token": "</s>"}
     with quiet():
-        model_of(config).save_pretrained(folder)
-        PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named).save_pretrained(folder)
+        getattr(transformers, f"{family}ForSequenceClassification")(config).save_pretrained(folder)
+        transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named).save_pretrained(folder)
     return folder
 
 
@@ -100,6 +82,19 @@ def write(folder: Path, kind: str, special: list[str] = SPECIAL) -> Path:
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("whole")
     return {kind: write(folder / kind, kind) for kind in KINDS}
+
+
+def copied(checkpoint: Path, folder: Path) -> Path:
+    return Path(shutil.copytree(checkpoint, folder))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def spelled(pieces: list[str]) -> str:
+    """What the pieces of a text say together."""
+    return "".join(piece.removeprefix("##") for piece in pieces)
 
 
 def tokenizer_of(checkpoint: Path) -> Tokenizer:
@@ -121,7 +116,7 @@ def test_the_texts_are_split_and_answered_as_before(checkpoints: dict[str, Path]
     import torch
 
     whole = checkpoints[kind]
-    small = Path(shutil.copytree(whole, tmp_path / "small"))
+    small = copied(whole, tmp_path / "small")
     report = trim_vocabulary(small, CORPUS, CORPUS)
     before, after = tokenizer_of(whole), tokenizer_of(small)
     for text in CORPUS:
@@ -135,7 +130,6 @@ def test_the_texts_are_split_and_answered_as_before(checkpoints: dict[str, Path]
     assert report.rows_bytes == (report.tokens - report.kept) * 32 * 4
     saved = (whole / "model.safetensors").stat().st_size - (small / "model.safetensors").stat().st_size
     assert saved == pytest.approx(report.rows_bytes, abs=64)
-    assert json.loads(json.dumps(report.counts()))["kept"] == report.kept
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -144,7 +138,7 @@ def test_the_trimmed_checkpoint_opens_in_transformers_with_its_special_tokens(
 ) -> None:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    small = Path(shutil.copytree(checkpoints[kind], tmp_path / "small"))
+    small = copied(checkpoints[kind], tmp_path / "small")
     trim_vocabulary(small, CORPUS, [])
     with quiet():
         model = AutoModelForSequenceClassification.from_pretrained(small)
@@ -168,15 +162,14 @@ def test_the_trimmed_checkpoint_opens_in_transformers_with_its_special_tokens(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_word_that_was_not_kept_is_spelled(checkpoints: dict[str, Path], tmp_path: Path, kind: str) -> None:
-    small = Path(shutil.copytree(checkpoints[kind], tmp_path / "small"))
+    small = copied(checkpoints[kind], tmp_path / "small")
     held_out = ["the railway to helsinki", "jinx"]
     report = trim_vocabulary(small, CORPUS, held_out)
     before, after = tokenizer_of(checkpoints[kind]), tokenizer_of(small)
     for text in held_out:
-        told, spelled = (tokenizer.encode(text).tokens for tokenizer in (before, after))
-        written, rewritten = ("".join(piece.removeprefix("##") for piece in pieces) for pieces in (told, spelled))
-        assert rewritten == written
-        assert spelled.count("<unk>") == told.count("<unk>")
+        told, again = (tokenizer.encode(text).tokens for tokenizer in (before, after))
+        assert spelled(again) == spelled(told)
+        assert again.count("<unk>") == told.count("<unk>")
     assert len(after.encode(held_out[0])) > len(before.encode(held_out[0]))
     assert report.texts_split_otherwise >= 1
     assert report.unknown == report.unknown_before
@@ -184,9 +177,11 @@ def test_a_word_that_was_not_kept_is_spelled(checkpoints: dict[str, Path], tmp_p
 
 
 @pytest.mark.parametrize("kind", ["WordPiece", "Unigram"])
-def test_what_became_unknown_is_counted_and_shown(checkpoints: dict[str, Path], tmp_path: Path, kind: str) -> None:
+def test_words_that_became_unknown_are_counted_and_shown(
+    checkpoints: dict[str, Path], tmp_path: Path, kind: str
+) -> None:
     # A vocabulary that has a word but not its letters, as large ones have.
-    odd, whole = Path(shutil.copytree(checkpoints[kind], tmp_path / "odd")), "ψω"
+    odd, whole = copied(checkpoints[kind], tmp_path / "odd"), "ψω"
     if kind == "WordPiece":
         document = json.loads((odd / "tokenizer.json").read_text(encoding="utf-8"))
         vocabulary = document["model"]["vocab"]
@@ -203,7 +198,7 @@ def test_what_became_unknown_is_counted_and_shown(checkpoints: dict[str, Path], 
     assert report.texts_split_otherwise == 1
 
 
-def test_an_unused_token_before_the_padding_stays_so_that_positions_do(tmp_path: Path) -> None:
+def test_an_unused_token_before_the_padding_keeps_its_id_as_positions_count_from_there(tmp_path: Path) -> None:
     folder = write(tmp_path / "roberta", "BPE", ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
     document = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     pad = next(token["id"] for token in document["added_tokens"] if token["content"] == "<pad>")
@@ -228,23 +223,21 @@ def test_a_padding_whose_id_would_move_is_refused_where_positions_are_numbered_f
     table = weights["roberta.embeddings.word_embeddings.weight"]
     weights["roberta.embeddings.word_embeddings.weight"] = table.repeat(2, axis=0)[: last + 1]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(
-        BadInput, match=f"number positions from the padding token's id, .* change that id from {last} to "
-    ):
+    before = contents(folder)
+    with pytest.raises(BadInput, match=f"change that id from {last} to "):
         trim_vocabulary(folder, CORPUS, [])
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert contents(folder) == before
 
 
 def test_words_that_an_added_token_cuts_in_two_are_split_as_before(
     checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
-    small = Path(shutil.copytree(checkpoints["BPE"], tmp_path / "small"))
+    small = copied(checkpoints["BPE"], tmp_path / "small")
     before = tokenizer_of(small)
     before.add_tokens(["o"])  # a piece that it has already, now cut out of every word
     before.save(str(small / "tokenizer.json"))
     assert "o" in before.encode("tomorrow").tokens
-    whole = shutil.copytree(small, tmp_path / "whole")
+    whole = copied(small, tmp_path / "whole")
     report = trim_vocabulary(small, CORPUS, CORPUS)
     after = tokenizer_of(small)
     assert report.kept < report.tokens
@@ -258,35 +251,35 @@ def test_texts_that_would_be_split_in_another_way_are_counted_and_the_first_is_s
     checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
     # What Unigram takes for an unknown letter depends on its least likely piece, which trimming takes away.
-    odd = Path(shutil.copytree(checkpoints["Unigram"], tmp_path / "odd"))
+    odd = copied(checkpoints["Unigram"], tmp_path / "odd")
     document = json.loads((odd / "tokenizer.json").read_text(encoding="utf-8"))
     likely = {"▁railway": ("ψb", -500.0), "▁history": ("bc", -1.0), "▁weather": ("nowhere", -1000.0), "c": ("c", -20.0)}
     document["model"]["vocab"] = [likely.get(piece, (piece, score)) for piece, score in document["model"]["vocab"]]
     (odd / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
-    before = {path.name: path.read_bytes() for path in odd.iterdir()}
-    with pytest.raises(BadInput, match=r"would give other tokens for 1 of the 3 texts .* 'a ψbc'. Leave"):
+    before = contents(odd)
+    with pytest.raises(BadInput, match=r"1 of the 3 texts .* 'a ψbc'"):
         trim_vocabulary(odd, ["book a table", "a ψbc", "bc"], [])
-    assert {path.name: path.read_bytes() for path in odd.iterdir()} == before
+    assert contents(odd) == before
 
 
 def test_texts_without_tokens_and_strange_tokenizers_are_refused(checkpoints: dict[str, Path], tmp_path: Path) -> None:
-    small = Path(shutil.copytree(checkpoints["WordPiece"], tmp_path / "small"))
-    with pytest.raises(BadInput, match="the texts to trim the vocabulary to have no tokens"):
+    small = copied(checkpoints["WordPiece"], tmp_path / "small")
+    with pytest.raises(BadInput, match="no tokens"):
         trim_vocabulary(small, [], CORPUS)
     document = json.loads((small / "tokenizer.json").read_text(encoding="utf-8"))
     document["model"] = {"type": "WordLevel", "vocab": {"<unk>": 0}, "unk_token": "<unk>"}
     (small / "tokenizer.json").write_text(json.dumps(document))
-    with pytest.raises(BadInput, match="is a WordLevel tokenizer; only WordPiece, BPE and Unigram vocabularies"):
+    with pytest.raises(BadInput, match="WordLevel"):
         trim_vocabulary(small, CORPUS, CORPUS)
 
 
 def test_a_trimmed_checkpoint_can_be_trimmed_again(checkpoints: dict[str, Path], tmp_path: Path) -> None:
-    small = Path(shutil.copytree(checkpoints["BPE"], tmp_path / "small"))
+    small = copied(checkpoints["BPE"], tmp_path / "small")
     first = trim_vocabulary(small, CORPUS, [])
-    before = {path.name: path.read_bytes() for path in small.iterdir()}
+    before = contents(small)
     again = trim_vocabulary(small, CORPUS, [])
     assert (again.tokens, again.kept, again.rows_bytes) == (first.kept, first.kept, 0)
-    assert {path.name: path.read_bytes() for path in small.iterdir()} == before
+    assert contents(small) == before
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -302,7 +295,7 @@ def test_a_vocabulary_of_a_given_size_keeps_the_tokens_that_texts_need_most(
         trimming_to(texts, document, "it", pad_id=1, size=5)
     least = int(str(refused.value).split("for the ")[1].split(" ")[0])
     size = least + (everything - least) // 2
-    small = Path(shutil.copytree(checkpoints[kind], tmp_path / "small"))
+    small = copied(checkpoints[kind], tmp_path / "small")
     report = trim_vocabulary(small, texts, CORPUS, size)
     after = tokenizer_of(small)
     assert report.kept == after.get_vocab_size() <= size
@@ -311,31 +304,20 @@ def test_a_vocabulary_of_a_given_size_keeps_the_tokens_that_texts_need_most(
     lengths = [len(tokenizer.encode(CORPUS[2])) for tokenizer in (whole, after)]
     assert lengths[0] < lengths[1]
     # Nothing is lost: what is not kept is spelled.
-    told, spelled = (tokenizer.encode(CORPUS[2]).tokens for tokenizer in (whole, after))
-    assert "".join(piece.removeprefix("##") for piece in spelled) == "".join(p.removeprefix("##") for p in told)
+    assert spelled(after.encode(CORPUS[2]).tokens) == spelled(whole.encode(CORPUS[2]).tokens)
     assert report.unknown == report.unknown_before
     assert logits_of(small, CORPUS).isfinite().all()
     # As many as the texts need are all that they need.
     assert len(trimming_to(texts, document, "it", pad_id=1, size=everything).new_ids) == everything
-    assert (
-        trimming_to(texts, document, "it", pad_id=1, size=size).after
-        == trimming_to(texts, document, "it", pad_id=1, size=size).after
-    )
+    first, second = (trimming_to(texts, document, "it", pad_id=1, size=size).after for _ in range(2))
+    assert first == second
 
 
 def test_pieces_that_rare_words_share_take_their_place() -> None:
     """Ten rare words of one stem: none is frequent, and the stem is."""
     words = [f"train{end}" for end in ("ing", "er", "ed", "s", "ee", "able", "load", "man", "spotter", "x")]
-    pieces = [
-        "[PAD]",
-        "[UNK]",
-        *"trainegdsblompx",
-        *(f"##{letter}" for letter in "trainegdsblompx"),
-        "train",
-        "##ing",
-        "##er",
-        "##ed",
-    ]
+    letters = "trainegdsblompx"
+    pieces = ["[PAD]", "[UNK]", *letters, *(f"##{letter}" for letter in letters), "train", "##ing", "##er", "##ed"]
     vocabulary = {piece: i for i, piece in enumerate([*dict.fromkeys(pieces), *words])}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))  # noqa: S106
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

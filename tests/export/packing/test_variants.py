@@ -1,4 +1,3 @@
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,21 +13,13 @@ from compress.data.examples import Entity, Example
 from compress.tasks import TOKEN_CLASSIFICATION
 from export.graph.fusions import JOINED
 from export.packing import variants
-from export.packing.variants import (
-    Split,
-    Variants,
-    faults_of,
-    few_texts,
-    make_variants,
-    nothing_to_keep,
-    read_variants,
-)
+from export.packing.variants import Split, Variants, faults_of, few_texts, make_variants, nothing_to_keep, read_variants
 from export.precision import int8_search
 from export.precision.int8_search import Evaluator, session_logits
 from export.settings import VariantSettings
 from export.validation.temperature import choose_confidence
-from serve.bundle.manifest import ONNX_NAMES, sha256_file
-from serve.bundle.runtimes import Runtime, has_openvino
+from serve.bundle.manifest import ONNX_NAMES
+from serve.bundle.runtimes import has_openvino
 from serve.errors import BadInput
 from serve.model.session import Session
 from serve.text.tokenizer import load_tokenizer
@@ -84,14 +75,6 @@ def test_every_precision_is_compared_and_judged_in_every_runtime(made: Variants)
     assert made.validation["fp32"].divergence < made.validation["fp16"].divergence < made.validation["int8"].divergence
 
 
-@needs_openvino
-def test_what_openvino_says_is_near_what_onnxruntime_says(made: Variants) -> None:
-    for precision in ("fp32", "fp16", "int8"):
-        ours, theirs = made.validation[precision], made.validation[f"{precision} openvino"]
-        assert theirs.share == pytest.approx(ours.share, abs=0.05)
-    assert made.parity["int8 openvino"].company_differences == 0
-
-
 def test_kernels_are_joined_in_the_float_graphs_alone(made: Variants) -> None:
     for counts in (made.fusions["fp32"], made.fusions["fp16"]):
         assert [counts[name] for name in JOINED] == [2, 4, 2]
@@ -111,7 +94,7 @@ def test_the_search_and_what_processors_must_have_are_told(made: Variants) -> No
     assert eight.needs == {"int8": ("avx512_vnni", "arm64")}
 
 
-def test_what_is_kept_beside_the_graphs_is_read_as_it_was(made: Variants) -> None:
+def test_the_file_beside_the_graphs_is_read_as_it_was_written(made: Variants) -> None:
     made.write()
     try:
         assert read_variants(made.folder) == made
@@ -130,31 +113,6 @@ def test_every_precision_has_the_temperature_of_its_own_logits(
     assert made.confidence["int8"].temperature != made.confidence["fp32"].temperature
     assert not [note for note in made.notes if "temperature" in note]
     assert list(made.confidence) == ["fp32", "fp16", "int8"]
-
-
-def test_each_file_runs_over_validation_once_in_a_runtime(
-    bert: Exported, validation: tuple[list[Example], Encoded], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran: list[tuple[str, str]] = []
-
-    class Counted(Session):
-        def __init__(
-            self, onnx_file: Path, threads: int | None = None, runtime: Runtime = "onnxruntime", *more: int
-        ) -> None:
-            ran.append((sha256_file(onnx_file), runtime))
-            super().__init__(onnx_file, threads, runtime, *more)
-
-    monkeypatch.setattr("export.precision.int8_search.Session", Counted)
-    wanted = VariantSettings(gate=0.8)
-    found = make_variants(
-        tmp_path, bert.checkpoint, wanted, validation[1].encodings, Split(*validation), MAX_LENGTH, threads=1
-    )
-    assert len(ran) == len(set(ran))
-    tried = {digest for digest, runtime in ran if runtime == "onnxruntime"}
-    assert len(tried) == 3  # fp32, and int8 with either range
-    assert {sha256_file(found.file(variant)) for variant in ("fp32", "int8")} < tried
-    assert found.search is not None
-    assert found.search.reached == found.validation["int8"]
 
 
 def test_a_file_that_is_sorted_by_label_is_drawn_from_as_a_whole(
@@ -180,14 +138,9 @@ def test_a_file_that_is_sorted_by_label_is_drawn_from_as_a_whole(
     ids = [encoding.ids for encoding in encoded.encodings]
     watch(variants, "with_long_texts", lambda calibration, _: {ids.index(each.ids) for each in calibration})
     watch(int8_search, "session_logits", lambda session, part: {at[text] for text in part.texts})
+    wanted = VariantSettings(("fp32",), atol=0.25)
     found = make_variants(
-        tmp_path,
-        bert.checkpoint,
-        VariantSettings(("fp32",), atol=0.25),
-        encoded.encodings,
-        Split(*validation),
-        MAX_LENGTH,
-        threads=1,
+        tmp_path, bert.checkpoint, wanted, encoded.encodings, Split(*validation), MAX_LENGTH, threads=1
     )
     assert {parity.absolute_tolerance for parity in found.parity.values()} == {0.25}
     Evaluator(examples, encoded, bert.onnx_file, MAX_LENGTH, threads=1).cost(bert.onnx_file)
@@ -199,9 +152,10 @@ def test_a_file_that_is_sorted_by_label_is_drawn_from_as_a_whole(
 
 
 def test_the_card_is_told_of_a_tolerance_that_is_not_the_usual_one(made: Variants) -> None:
-    said = "A logit of its fp32 graph was allowed to differ from torch's by 0.25; the default is 0.0001."
     wider = replace(made, wanted=replace(made.wanted, atol=0.25))
-    assert (said in wider.limits, said in made.limits) == (True, False)
+    told = [line for line in wider.limits if line not in made.limits]
+    assert len(told) == 1
+    assert "0.25" in told[0]
 
 
 def with_a_worse_int8(made: Variants, wanted: VariantSettings) -> Variants:
@@ -232,16 +186,9 @@ def test_a_graph_that_answers_otherwise_may_not_ship(made: Variants) -> None:
     found = {name: replace(made.parity[name], passed=False) for name in ("fp32", "fp16", "int8")}
     found["fp16"] = replace(found["fp16"], beyond_tolerance=3)
     found["int8"] = replace(found["int8"], company_differences=7)
-    ((fp32,), *others) = [faults_of(name, parity, made.wanted) for name, parity in found.items()]
-    assert fp32.startswith(
-        f"the fp32 graph does not answer as torch does: a logit differs by up to {found['fp32'].largest:.2g}, "
-    )
-    assert "by more than 0.0001 plus 1e-05 of a logit" in fp32
-    assert "--atol" in fp32
-    assert others == [
-        ["fp16 changes 3 answers by more than its tolerance"],
-        ["int8 answers 7 texts otherwise in a batch than alone"],
-    ]
+    for name, told in (("fp32", "--atol"), ("fp16", "3 answers"), ("int8", "7 texts")):
+        (fault,) = faults_of(name, found[name], made.wanted)
+        assert told in fault
     assert faults_of("fp32", made.parity["fp32"], made.wanted) == []
     # Dynamic int8 depends on company by nature, and its card says so.
     assert faults_of("int8", found["int8"], VariantSettings(int8="dynamic")) == []
@@ -257,21 +204,14 @@ def test_a_float16_graph_that_does_not_run_is_a_fault_and_the_rest_is_made(
     weights = load_file(broken / "model.safetensors")
     weights["bert.embeddings.word_embeddings.weight"][tokenizer.token_to_id("cancel")] = np.nan
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
-    known = [i for i, example in enumerate(validation[0]) if "cancel" not in example.text]
-    found = make_variants(
-        tmp_path,
-        broken,
-        VariantSettings(("fp32", "fp16"), gate=0.8),
-        tokenizer.encode_batch(["cancel my order", "book a table"]),
-        Split(
-            [validation[0][i] for i in known],
-            TOKEN_CLASSIFICATION.encode([validation[0][i] for i in known], tokenizer, TAGS),
-        ),
-        MAX_LENGTH,
-        threads=1,
-    )
+    examples = [example for example in validation[0] if "cancel" not in example.text]
+    split = Split(examples, TOKEN_CLASSIFICATION.encode(examples, tokenizer, TAGS))
+    trained_on = tokenizer.encode_batch(["cancel my order", "book a table"])
+    wanted = VariantSettings(("fp32", "fp16"), gate=0.8)
+    found = make_variants(tmp_path, broken, wanted, trained_on, split, MAX_LENGTH, threads=1)
     (fault,) = found.faults
-    assert re.fullmatch(r"the fp16 graph does not run: .*not finite numbers; leave fp16 out of --variants", fault)
+    assert "fp16" in fault
+    assert "not finite" in fault
     assert found.made == ("fp32",)
     assert {precision for _, precision, _ in found.runs} == {"fp32"}
     assert not found.file("fp16").exists()
@@ -284,28 +224,16 @@ def test_where_float32_finds_nothing_no_share_of_it_is_asked_for(
     # Inside a word, where no model finds anything.
     examples = [Example(example.text, entities=(Entity(0, 1, "city"),)) for example in validation[0]]
     encoded = TOKEN_CLASSIFICATION.encode(examples, tokenizer, TAGS)
-    given = (
-        bert.checkpoint,
-        VariantSettings(("fp32", "fp16"), gate=0.9),
-        encoded.encodings,
-        Split(examples, encoded),
-        MAX_LENGTH,
-    )
-    with pytest.raises(
-        BadInput,
-        match=r"scores 0 on validation in fp32: it finds none .* of 40 texts\. .* fp16 cannot keep 0\.9 of 0\. .*--gate 0",
-    ):
-        make_variants(tmp_path, *given, threads=1)
+    rest = (encoded.encodings, Split(examples, encoded), MAX_LENGTH)
+    with pytest.raises(BadInput, match=r"scores 0 on validation .* of 40 texts.*fp16 .*--gate 0"):
+        make_variants(tmp_path, bert.checkpoint, VariantSettings(("fp32", "fp16"), gate=0.9), *rest, threads=1)
     assert not (tmp_path / ONNX_NAMES["fp16"]).exists()
     evaluator = Evaluator(examples, encoded, bert.onnx_file, MAX_LENGTH, threads=1)
     for wanted in (VariantSettings(("fp32",), gate=0.9), VariantSettings(("fp32", "int8"), gate=0)):
         (warning,) = nothing_to_keep(evaluator, wanted)
-        assert warning.startswith(
-            "The checkpoint scores 0 on validation in fp32: it finds none of the labels of 40 texts"
-        )
     said: list[str] = []
     alone = VariantSettings(("fp32",), gate=0.9)
-    found = make_variants(tmp_path / "alone", given[0], alone, *given[2:], threads=1, progress=said.append)
+    found = make_variants(tmp_path / "alone", bert.checkpoint, alone, *rest, threads=1, progress=said.append)
     assert warning in found.notes
     assert f"warning: {warning}" in said
     assert found.gates == []
@@ -314,26 +242,19 @@ def test_where_float32_finds_nothing_no_share_of_it_is_asked_for(
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"atol": -1.0}, "--atol is -1; give a number from 0"),
+        ({"atol": -1.0}, "--atol is -1"),
         ({"atol": float("nan")}, "--atol is nan"),
-        ({"int8": "sparse"}, "--int8 is 'sparse'; give one of static, weight-only, dynamic"),
-        ({"runtime": "tensorrt"}, "--runtime is 'tensorrt'; give one of onnxruntime, openvino"),
-        ({"gate": 2.0}, "--gate is 2; give a number from 0 to 1"),
+        ({"int8": "sparse"}, "--int8 .*static, weight-only, dynamic"),
+        ({"runtime": "tensorrt"}, "--runtime .*onnxruntime, openvino"),
+        ({"gate": 2.0}, "--gate is 2"),
         ({"gate": -0.1}, "--gate is -0.1"),
         ({"gate": float("nan")}, "--gate is nan"),
+        ({"int8": "weight-only", "runtime": "openvino"}, "only onnxruntime reads|OpenVINO"),
     ],
 )
-def test_what_cannot_be_made_is_refused(settings: dict[str, object], said: str) -> None:
+def test_variants_that_cannot_be_made_are_refused(settings: dict[str, object], said: str) -> None:
     with pytest.raises(BadInput, match=said):
         VariantSettings(**settings)  # type: ignore[arg-type]
-
-
-@needs_openvino
-def test_weight_only_files_are_not_for_openvino() -> None:
-    with pytest.raises(BadInput, match="only onnxruntime reads --int8 weight-only"):
-        VariantSettings(int8="weight-only", runtime="openvino")
-    assert VariantSettings(runtime="openvino").runs_in("int8") == "openvino"
-    assert VariantSettings(runtime="openvino").runs_in("fp32") == "onnxruntime"
 
 
 def test_int8_of_few_texts_is_told() -> None:

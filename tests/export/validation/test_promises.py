@@ -70,20 +70,17 @@ def test_the_test_is_the_exact_one_of_the_binomial_distribution() -> None:
         make_promise("recall=0.925", sure, 0.95)
 
 
-def test_answers_that_are_right_or_wrong_together_count_for_less() -> None:
+def test_answers_of_one_text_count_for_less_than_those_of_as_many_texts() -> None:
     alone = Answers(np.full(200, 0.9), np.arange(200) >= 10, np.arange(200), np.ones(200))
     together = Answers(alone.scores, alone.right, np.arange(200) // 10, np.full(20, 10.0))
     make_promise("recall=0.9", alone, 0.95)
     with pytest.raises(BadInput, match="cannot be kept"):
         make_promise("recall=0.9", together, 0.95)
-
-
-def test_where_no_answer_is_wrong_a_text_counts_once() -> None:
     # 40 texts of 30 right answers each say as much as 40 answers: 0.9 ** 40 < 0.05, and 0.95 ** 40 is not.
-    answers = Answers(np.full(1200, 0.9), np.ones(1200, dtype=bool), np.arange(1200) // 30, np.full(40, 30.0))
-    make_promise("recall=0.9", answers, 0.95)
-    with pytest.raises(BadInput, match=r"recall=0\.925 could be promised"):
-        make_promise("recall=0.95", answers, 0.95)
+    right = Answers(np.full(1200, 0.9), np.ones(1200, dtype=bool), np.arange(1200) // 30, np.full(40, 30.0))
+    make_promise("recall=0.9", right, 0.95)
+    with pytest.raises(BadInput, match=r"recall=0\.925 could"):
+        make_promise("recall=0.95", right, 0.95)
 
 
 def test_answers_to_texts_out_of_scope_are_wrong_and_none_of_them_is_wanted() -> None:
@@ -112,7 +109,7 @@ def test_the_order_of_texts_changes_nothing_and_less_is_kept_at_no_higher_a_pric
     assert thresholds == sorted(thresholds, reverse=True)
 
 
-def test_what_is_given_is_what_has_the_score_or_more() -> None:
+def test_answers_with_the_score_or_more_are_given() -> None:
     answers = Answers(
         np.array([0.2, 0.5, 0.9]), np.array([False, True, True]), np.array([0, 1, 1]), np.array([1.0, 2.0])
     )
@@ -127,19 +124,25 @@ def test_what_is_given_is_what_has_the_score_or_more() -> None:
 @pytest.mark.parametrize("promise", ["precision=0.99", "recall=0.5"])
 def test_without_answers_nothing_is_promised(promise: str) -> None:
     none = Answers(np.zeros(0), np.zeros(0, dtype=bool), np.zeros(0, dtype=np.int64), np.full(30, 2.0))
-    with pytest.raises(BadInput, match=r"no .* could be promised"):
+    with pytest.raises(BadInput, match="could be promised"):
         make_promise(promise, none, 0.95)
 
 
 @pytest.mark.parametrize("promise", ["precision", "precision=1", "precision=0", "f1=0.9", "recall=x", "recall=nan", ""])
-def test_what_is_no_promise_is_refused_as_a_setting(promise: str) -> None:
+def test_words_that_are_no_promise_are_refused_as_a_setting(promise: str) -> None:
     with pytest.raises(BadInput, match=r"is not a promise\. Give precision or recall"):
         VariantSettings(promises=(promise,))
 
 
-def test_answers_are_those_that_the_server_gives_with_its_scores() -> None:
-    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "rome": 1, "oslo": 2, "to": 3}, unk_token="[UNK]"))  # noqa: S106 - a token of text
+def tokenizer_of(*words: str) -> Tokenizer:
+    vocabulary = {"[UNK]": 0} | {word: number for number, word in enumerate(words, 1)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))  # noqa: S106 - a token of text
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return tokenizer
+
+
+def test_answers_are_those_that_the_server_gives_with_its_scores() -> None:
+    tokenizer = tokenizer_of("rome", "oslo", "to")
     examples = [
         Example("to rome oslo", entities=(Entity(3, 7, "city"),)),
         Example("to", entities=()),
@@ -152,18 +155,13 @@ def test_answers_are_those_that_the_server_gives_with_its_scores() -> None:
     expected = [np.exp(x) / (np.exp(x) + 2) for x in (1.5, 1.0)]
     np.testing.assert_allclose(found.scores, expected, rtol=1e-6)
     texts = [Example("rome", label="a"), Example("oslo", label="b")]
-    of_classes = answers_of(
-        texts,
-        TEXT_CLASSIFICATION.encode(texts, tokenizer, ("a", "b")),
-        [np.array([[2.0, 0]]), np.array([[1.0, 0]])],
-        1.0,
-    )
+    encoded = TEXT_CLASSIFICATION.encode(texts, tokenizer, ("a", "b"))
+    of_classes = answers_of(texts, encoded, [np.array([[2.0, 0]]), np.array([[1.0, 0]])], 1.0)
     assert (of_classes.right.tolist(), of_classes.wanted.tolist()) == ([True, False], [1, 1])
 
 
 def test_entities_of_data_that_came_as_words_are_right_if_the_words_that_they_touch_are() -> None:
-    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "rome": 1, "oslo": 2, "-": 3}, unk_token="[UNK]"))  # noqa: S106 - a token of text
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = tokenizer_of("rome", "oslo", "-")
     example = Example("rome-oslo oslo", entities=(Entity(0, 9, "city"), Entity(10, 14, "city")), blanks_in_words=())
     encoded = TOKEN_CLASSIFICATION.encode([example], tokenizer, ("O", "B-city", "I-city"))
     # rome, then oslo of the same word, then oslo: three spans of a server, the second of which is in the word of the first.
@@ -178,7 +176,5 @@ def test_entities_of_data_that_came_as_words_are_right_if_the_words_that_they_to
 def test_a_promise_is_told_with_what_it_came_to() -> None:
     made = make_promise("precision=0.9", classes(np.random.default_rng(0), 500), 0.9)
     (line,) = describe_promises({"int8": [made]}, {})
-    assert line.startswith(
-        f"int8: precision=0.9 is promised with a confidence of 0.9 for answers with a score of {made.min_score:g} or more"
-    )
-    assert f"on validation precision is {made.made_on.reached:.4f}" in line
+    for told in ("int8: precision=0.9", "confidence of 0.9 ", f"{made.min_score:g}", f"{made.made_on.reached:.4f}"):
+        assert told in line

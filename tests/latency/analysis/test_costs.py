@@ -13,12 +13,9 @@ from latency.candidates.candidate import Candidate, Reads
 from latency.measure.result_document import ModelRow, Peaks, Work
 
 CONFIG = {
-    "model_type": "bert",
-    "architectures": ["BertForSequenceClassification"],
-    "hidden_size": 8,
-    "num_hidden_layers": 1,
+    "model_type": "bert", "architectures": ["BertForSequenceClassification"], "hidden_size": 8, "num_hidden_layers": 1,
     "intermediate_size": 16,
-}
+}  # fmt: skip
 WORK = Work(source="test.jsonl", texts=5, tokens_mean=10.2, tokens_percentiles={})
 PEAKS = Peaks(
     threads=2, fp32_gflop_per_s=100.0, bf16_gflop_per_s=400.0, int8_gflop_per_s=800.0, bandwidth_gb_per_s=10.0
@@ -74,21 +71,26 @@ def test_a_share_is_of_the_peak_at_the_models_own_precision(checkpoint: Path) ->
 @pytest.mark.parametrize(
     ("changes", "absent"),
     [
-        pytest.param({"precision": "fp16"}, {"peak_share"}, id="no-peak-of-that-precision-exists"),
-        pytest.param(
-            {"precision": "bf16", "peaks": Peaks(threads=2)}, {"peak_share", "bandwidth_share"}, id="no-peaks"
-        ),
-        pytest.param({"price": None}, {"price_per_million"}, id="no-price"),
-        pytest.param({"device": "cuda"}, {"price_per_million", "peak_share", "bandwidth_share"}, id="on-a-gpu"),
-        pytest.param({"reads": None}, {"flops_per_text", "gflop_per_s", "peak_share"}, id="no-text-is-read"),
-        pytest.param(
+        ({"precision": "fp16"}, {"peak_share"}),
+        ({"precision": "bf16", "peaks": Peaks(threads=2)}, {"peak_share", "bandwidth_share"}),
+        ({"price": None}, {"price_per_million"}),
+        ({"device": "cuda"}, {"price_per_million", "peak_share", "bandwidth_share"}),
+        ({"reads": None}, {"flops_per_text", "gflop_per_s", "peak_share"}),
+        (
             {"timed": False},
             {"bandwidth_share", "texts_per_hour", "price_per_million", "joules_per_text", "gflop_per_s", "peak_share"},
-            id="not-timed-from-end-to-end",
         ),
     ],
+    ids=[
+        "no peak of that precision",
+        "no peaks",
+        "no price",
+        "on a GPU",
+        "no text is read",
+        "not timed from end to end",
+    ],
 )
-def test_what_is_not_known_is_absent_and_the_rest_is_not(
+def test_unknown_figures_are_absent_and_the_rest_is_not(
     checkpoint: Path, changes: dict[str, Any], absent: set[str]
 ) -> None:
     everything = set(costs(checkpoint, price=0.09)["cost"])

@@ -1,7 +1,6 @@
 """Which candidate to take: the Pareto front as its definition says, and the budget's answer in words."""
 
 import random
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -31,20 +30,14 @@ def on_front(points: list[Point]) -> list[Point]:
 
 
 @given(POINTS)
-def test_nobody_beats_a_point_on_the_front_and_somebody_there_beats_or_equals_every_other(points: list[Point]) -> None:
+def test_no_point_beats_one_of_the_front_which_runs_from_fast_to_slow_and_beats_or_equals_all_others(
+    points: list[Point],
+) -> None:
     known = [point for point in points if point.metric is not None]
     front = on_front(points)
+    assert [point.latency_ms for point in front] == sorted({point.latency_ms for point in front})
     assert not any(beats(other, point) for point in front for other in known)
     assert all(any(beats(one, point) or one[1:] == point[1:] for one in front) for point in known)
-
-
-@given(POINTS)
-def test_the_front_runs_from_fast_to_slow_and_gets_better_on_the_way(points: list[Point]) -> None:
-    front = on_front(points)
-    assert all(point.metric is not None for point in front)
-    for one, other in pairwise(front):
-        assert beats(one, other) is beats(other, one) is False
-        assert one.latency_ms < other.latency_ms
 
 
 @given(POINTS, LATENCIES, METRICS, st.integers(0, 12))
@@ -85,58 +78,42 @@ FAST, GOOD, BEST = Point("fast", 1.5, 0.8), Point("good", 4.0, 0.9), Point("best
 
 
 @pytest.mark.parametrize(
-    ("points", "budget_ms", "best", "sentence"),
+    ("points", "budget_ms", "best", "told"),
     [
-        pytest.param(
-            [BEST, FAST, GOOD],
-            5.0,
-            "good",
-            "good meets the budget, p99 of 5 ms, with 4 ms and the best metric of those that do, 0.9000.",
-            id="met",
-        ),
-        pytest.param(
+        ([BEST, FAST, GOOD], 5.0, "good", ("good meets", "p99 of 5 ms", "with 4 ms", "0.9000")),
+        (
             [BEST, FAST, GOOD],
             1.0,
             None,
-            "No candidate meets the budget, p99 of 1 ms: fast comes nearest with 1.5 ms, 0.5 ms (50%) too slow.",
-            id="missed",
+            ("No candidate meets", "fast comes nearest with 1.5 ms", "0.5 ms (50%) too slow"),
         ),
-        pytest.param(
-            [Point("slow", 3.0, None), Point("quick", 2.0, None)],
-            5.0,
-            "quick",
-            "quick meets the budget, p99 of 5 ms, with 2 ms.",
-            id="without-metric",
-        ),
-        pytest.param(
-            [GOOD, Point("equal", 3.0, 0.9)],
-            4.0,
-            "equal",
-            "equal meets the budget, p99 of 4 ms, with 3 ms and the best metric of those that do, 0.9000.",
-            id="equals-in-the-metric",
-        ),
+        ([Point("slow", 3.0, None), Point("quick", 2.0, None)], 5.0, "quick", ("quick meets", "with 2 ms.")),
+        ([GOOD, Point("equal", 3.0, 0.9)], 4.0, "equal", ("equal meets", "with 3 ms", "0.9000")),
     ],
+    ids=["met", "missed", "without metric", "equal metrics"],
 )
 def test_the_budgets_answer_is_a_sentence(
-    points: list[Point], budget_ms: float, best: str | None, sentence: str
+    points: list[Point], budget_ms: float, best: str | None, told: tuple[str, ...]
 ) -> None:
     answer = within_budget(points, budget_ms, 99)
-    assert (answer["best"], answer["sentence"]) == (best, sentence)
+    assert answer["best"] == best
+    assert [part for part in told if part not in answer["sentence"]] == []
     assert (answer["budget_ms"], answer["percentile"]) == (budget_ms, 99)
 
 
 @pytest.mark.parametrize(
     ("point", "verdict", "doubt"),
     [
-        pytest.param(Point("a", 4.0, 0.9, 3.5, 4.5), "met", None, id="met"),
-        pytest.param(Point("a", 4.0, 0.9, 3.5, 6.25), "perhaps", "reaches 6.25 ms", id="perhaps-met"),
-        pytest.param(Point("a", 5.5, 0.9, 4.75, 6.25), "perhaps", "begins at 4.75 ms", id="perhaps-missed"),
-        pytest.param(Point("a", 5.5, 0.9, 5.25, 6.25), "missed", None, id="missed"),
-        pytest.param(Point("a", 5.5, 0.9), "missed", None, id="missed-without-interval"),
+        (Point("a", 4.0, 0.9, 3.5, 4.5), "met", None),
+        (Point("a", 4.0, 0.9, 3.5, 6.25), "perhaps", "6.25 ms"),
+        (Point("a", 5.5, 0.9, 4.75, 6.25), "perhaps", "4.75 ms"),
+        (Point("a", 5.5, 0.9, 5.25, 6.25), "missed", None),
+        (Point("a", 5.5, 0.9), "missed", None),
     ],
+    ids=["met", "perhaps met", "perhaps missed", "missed", "missed without an interval"],
 )
 def test_a_budget_that_the_interval_crosses_is_perhaps_met(point: Point, verdict: str, doubt: str | None) -> None:
     answer = within_budget([point], 5.0, 99)
     assert answer["verdict"] == verdict
-    assert ("That is not certain" in answer["sentence"]) is (doubt is not None)
-    assert doubt is None or answer["sentence"].endswith(f"That is not certain: the interval {doubt}.")
+    assert ("not certain" in answer["sentence"]) is (doubt is not None)
+    assert doubt is None or doubt in answer["sentence"]

@@ -61,10 +61,9 @@ def test_operations_are_those_that_torch_counts(kind: str, head: str) -> None:
 
 
 def test_a_family_or_a_size_that_is_not_known_is_refused_by_name() -> None:
-    with pytest.raises(BadInput, match="operations of a 'gpt2' model are not known, only those of bert, "):
-        flops_per_text({"model_type": "gpt2"}, 8, labels=2)
-    with pytest.raises(BadInput, match=r"config\.json has no whole number under dim"):
-        flops_per_text({"model_type": "distilbert", "n_layers": 2}, 8, labels=2)
+    for config, named in (({"model_type": "gpt2"}, "'gpt2'"), ({"model_type": "distilbert", "n_layers": 2}, "dim")):
+        with pytest.raises(BadInput, match=named):
+            flops_per_text(config, 8, labels=2)
 
 
 @pytest.mark.parametrize("kind", ["bert", "modernbert"])
@@ -118,24 +117,25 @@ def test_a_graphs_weights_are_counted_by_their_own_widths_wherever_their_values_
         assert weights_read_bytes(tmp_path / file, 1000) == 3200 + 2400 + 4 + 16
 
 
-def test_what_holds_no_weights_gives_no_number_and_what_is_not_there_is_refused(tmp_path: Path) -> None:
-    assert parameters(tmp_path) is None
-    assert weights_read_bytes(tmp_path, 8) is None
-    with pytest.raises(BadInput, match=r".*gone does not exist; give a checkpoint folder or an ONNX file"):
+def test_a_folder_without_weights_or_a_graph_without_onnx_gives_no_number_and_a_missing_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = tmp_path / "graph" / "model.onnx"
+    graph.parent.mkdir()
+    graph.write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    for place in (tmp_path, graph):
+        assert parameters(place) is None
+        assert weights_read_bytes(place, 8) is None
+    with pytest.raises(BadInput, match="gone does not exist"):
         parameters(tmp_path / "gone")
 
 
-def test_a_graph_gives_no_number_where_onnx_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "model.onnx").write_bytes(b"")
-    monkeypatch.setitem(sys.modules, "onnx", None)
-    assert parameters(tmp_path / "model.onnx") is None
-    assert weights_read_bytes(tmp_path / "model.onnx", 8) is None
-
-
-def test_the_peaks_of_this_machine_without_torch_and_with_a_library_that_prints(
+def test_peaks_are_measured_by_what_is_installed_and_with_a_library_that_prints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "torch.py").write_text("raise ImportError('no torch here')\n")
+    for absent in ("torch", "openvino"):
+        (tmp_path / f"{absent}.py").write_text("raise ImportError('not here')\n")
     # An onnx that says how many threads it sees before it is the real one.
     (tmp_path / "onnx.py").write_text(
         "import os, sys\nprint('noise')\nassert os.environ['OMP_NUM_THREADS'] == '2'\n"
@@ -144,37 +144,27 @@ def test_the_peaks_of_this_machine_without_torch_and_with_a_library_that_prints(
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     peaks = measured_peaks(2, seconds=0.05)
-    assert set(peaks) <= {"threads", "fp32_gflop_per_s", "int8_gflop_per_s", "bandwidth_gb_per_s"}
-    assert set(peaks) >= {"threads", "fp32_gflop_per_s", "int8_gflop_per_s"}
     assert peaks["threads"] == 2
+    known = {"fp32_gflop_per_s", "int8_gflop_per_s"}  # onnxruntime computes it without OpenVINO
+    assert known <= peaks.keys() - {"threads"} <= known | {"bandwidth_gb_per_s"}
     assert min(json.loads(json.dumps(peaks)).values()) > 0
-
-
-def test_a_process_that_fails_is_reported_with_its_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "torch.py").write_text("raise OSError('a library is broken')\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(InternalError, match=r"(?s)ended with status 1\. Its last output:.*a library is broken"):
-        measured_peaks(1, seconds=0.05)
-    with pytest.raises(BadInput, match="0 threads and 1 seconds were given"):
-        measured_peaks(0, seconds=1)
-
-
-@pytest.mark.parametrize("absent", ["onnx", "openvino"])
-def test_peaks_are_measured_by_what_is_installed(absent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in {absent, "torch"}:
-        (tmp_path / f"{name}.py").write_text("raise ImportError('not here')\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "onnx.py").write_text("raise ImportError('not here')\n")
     peaks = measured_peaks(1, seconds=0.05)
     assert "fp32_gflop_per_s" in peaks
-    assert ("int8_gflop_per_s" in peaks) is (absent != "onnx")  # onnxruntime computes it without OpenVINO
+    assert "int8_gflop_per_s" not in peaks
 
 
-def test_peaks_that_take_too_long_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "torch.py").write_text("import time\ntime.sleep(60)\n")
+def test_a_process_that_fails_or_takes_too_long_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "torch.py").write_text("raise OSError('a library is broken')\n")
+    with pytest.raises(InternalError, match=r"(?s)status 1.*a library is broken"):
+        measured_peaks(1, seconds=0.05)
+    (tmp_path / "torch.py").write_text("import time\ntime.sleep(60)\n")
     monkeypatch.setattr(roofline, "START_TIMEOUT_S", 0.0)
     with pytest.raises(InternalError, match="peaks"):
         measured_peaks(1, seconds=0.05)
+    with pytest.raises(BadInput, match="0 threads"):
+        measured_peaks(0, seconds=1)
 
 
 def test_there_is_no_bandwidth_without_the_memory_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,9 +177,5 @@ def test_there_is_no_bandwidth_without_the_memory_for_it(monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 def test_the_peaks_with_every_runtime() -> None:
-    assert set(measured_peaks(1, seconds=1.0)) >= {
-        "threads",
-        "fp32_gflop_per_s",
-        "bf16_gflop_per_s",
-        "int8_gflop_per_s",
-    }
+    kinds = {f"{kind}_gflop_per_s" for kind in ("fp32", "bf16", "int8")}
+    assert measured_peaks(1, seconds=1.0).keys() >= {"threads"} | kinds

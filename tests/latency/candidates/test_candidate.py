@@ -3,25 +3,25 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnxruntime
 import psutil
 import pytest
+import torch
 
 from latency.candidates import open_candidate
 from latency.candidates.candidate import Candidate, Runtime, missing, size_bytes
 from latency.candidates.open_candidate import load
 from latency.measure.interleave import start_workers
 from latency.measure.operators import operators
+from latency.measure.worker import inputs_of
 from latency.measure.workloads import Workload
 from serve.errors import BadInput
 
 INPUT_IDS = np.array([[2, 4, 5, 3], [2, 6, 7, 3]])
-INPUTS = {
-    "input_ids": INPUT_IDS,
-    "attention_mask": np.ones_like(INPUT_IDS),
-    "token_type_ids": np.zeros_like(INPUT_IDS),
-}
+INPUTS = {"input_ids": INPUT_IDS, "attention_mask": np.ones_like(INPUT_IDS), "token_type_ids": np.zeros_like(INPUT_IDS)}
 
 
 def test_onnxruntime_answers_with_the_inputs_that_the_graph_takes(onnx_candidate: Candidate) -> None:
@@ -47,30 +47,61 @@ def test_a_path_without_a_model_is_refused_by_either_runtime(tmp_path: Path, onn
 def test_torch_int8_unknown_runtimes_and_no_threads_are_refused(
     torch_candidate: Candidate, onnx_candidate: Candidate
 ) -> None:
-    with pytest.raises(BadInput, match="not 'int8'; time that precision in onnxruntime"):
-        load(replace(torch_candidate, precision="int8"))
-    with pytest.raises(BadInput, match="runtime 'tvm' of candidate 'student' is unknown"):
-        load(replace(onnx_candidate, runtime="tvm"))  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match="was given 0 threads"):
-        load(replace(onnx_candidate, threads=0))
+    wrong: tuple[tuple[Candidate, dict[str, Any], str], ...] = (
+        (torch_candidate, {"precision": "int8"}, "not 'int8'.*onnxruntime"),
+        (onnx_candidate, {"runtime": "tvm"}, "runtime 'tvm' of candidate 'student'"),
+        (onnx_candidate, {"threads": 0}, "0 threads"),
+    )
+    for candidate, changes, named in wrong:
+        with pytest.raises(BadInput, match=named):
+            load(replace(candidate, **changes))
 
 
 CUDA_IS_HERE = not missing("onnxruntime", "cuda") or not missing("torch", "cuda")
 NO_CUDA = pytest.mark.skipif(CUDA_IS_HERE, reason="CUDA is here")
 
 
-@NO_CUDA
-@pytest.mark.parametrize("runtime", ["onnxruntime", "onnxruntime-tensorrt"])
-def test_onnxruntime_on_a_gpu_that_is_not_here_is_refused(runtime: Runtime, onnx_candidate: Candidate) -> None:
-    with pytest.raises(BadInput, match=r"'student' cannot run: .*pip install"):
-        load(replace(onnx_candidate, runtime=runtime, device="cuda"))
+@pytest.mark.parametrize("runtime", ["onnxruntime", "onnxruntime-tensorrt", "torch", "torch-cuda-graphs"])
+def test_a_gpu_that_is_not_here_is_refused(
+    runtime: Runtime, onnx_candidate: Candidate, torch_candidate: Candidate
+) -> None:
+    if not missing(runtime, "cuda"):
+        pytest.skip("it is here")
+    candidate = torch_candidate if runtime.startswith("torch") else onnx_candidate
+    with pytest.raises(BadInput, match=f"'{candidate.name}' cannot run"):
+        load(replace(candidate, runtime=runtime, device="cuda"))
 
 
 @NO_CUDA
-@pytest.mark.parametrize("runtime", ["torch", "torch-cuda-graphs"])
-def test_torch_on_a_gpu_that_is_not_here_is_refused(runtime: Runtime, torch_candidate: Candidate) -> None:
-    with pytest.raises(BadInput, match="'teacher' cannot run: torch"):
-        load(replace(torch_candidate, runtime=runtime, device="cuda"))
+@pytest.mark.parametrize(
+    ("runtime", "named"),
+    [
+        ("onnxruntime", "CUDAExecutionProvider"),
+        ("onnxruntime-tensorrt", "TensorrtExecutionProvider"),
+        ("torch", "torch"),
+        ("torch-cuda-graphs", "torch"),
+    ],
+)
+def test_packages_for_gpus_on_a_machine_without_one_point_to_the_driver(
+    runtime: Runtime, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    providers = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: providers)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    said = missing(runtime, "cuda")
+    assert named in said
+    assert "nvidia-smi" in said
+    assert "pip install" not in said
+
+
+@pytest.mark.parametrize(("runtime", "package"), [("openvino", "openvino"), ("torch-compile", "torch")])
+def test_a_runtime_that_is_not_installed_is_named_with_how_to_install_it(
+    runtime: Runtime, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not there
+    said = missing(runtime, "cpu")
+    assert package in said.lower()
+    assert "pip install" in said
 
 
 @NO_CUDA
@@ -134,6 +165,21 @@ def test_torch_answers_like_the_checkpoint_in_the_precision_asked_for(tiny_bert:
         [sys.executable, "-c", TORCH_PROGRAM, tiny_bert], capture_output=True, text=True, check=False
     )
     assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU with CUDA, and torch sees none")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")  # of the compiler; float32 stays as it is
+@pytest.mark.parametrize("runtime", ["torch", "torch-compile", "torch-cuda-graphs"])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("fp16", 2e-2)])
+def test_every_way_that_torch_runs_on_a_gpu_answers_as_the_cpu_does(
+    torch_candidate: Candidate, runtime: Runtime, precision: str, tolerance: float
+) -> None:
+    expected = load(torch_candidate)
+    call = load(replace(torch_candidate, runtime=runtime, precision=precision, device="cuda"))
+    for shape in ((1, 5), (2, 9), (1, 5)):  # a shape that comes again is replayed
+        inputs = inputs_of(np.random.default_rng(sum(shape)).integers(4, 14, size=shape))
+        np.testing.assert_allclose(call(inputs), expected(inputs), atol=tolerance)
 
 
 def changed(file: Path, out: Path, **changes: object) -> Path:

@@ -40,12 +40,7 @@ def test_rates_and_counts_that_mean_nothing_are_refused(rate: float, queries: in
 
 
 @settings(max_examples=200, deadline=None)
-@given(
-    capacity=st.floats(0.5, 3000),
-    low=st.floats(0.5, 100),
-    span=st.floats(1, 1000),
-    tolerance=st.floats(0.01, 0.5),
-)
+@given(capacity=st.floats(0.5, 3000), low=st.floats(0.5, 100), span=st.floats(1, 1000), tolerance=st.floats(0.01, 0.5))
 def test_the_capacity_is_found_to_within_the_tolerance(
     capacity: float, low: float, span: float, tolerance: float
 ) -> None:

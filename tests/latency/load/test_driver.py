@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,13 @@ def driven(handler: Handler, count: int, connections: int, timeout_s: float = 10
         requests = [target.request(b"%d" % number) for number in range(count)]
         found = drive(target, requests, connections=connections, timeout_s=timeout_s, keep_bodies=True)
         return found, server.most_connections
+
+
+def sent(handler: Handler, count: int, **how: Any) -> Driven:
+    """What became of `count` equal requests."""
+    with serving(handler) as server:
+        target = target_of(server.url)
+        return drive(target, [target.request(b"1")] * count, **how)
 
 
 async def echo(asked: Asked) -> bytes:
@@ -71,9 +79,7 @@ def test_in_a_closed_loop_what_is_lost_or_late_is_told_and_the_rest_goes_on() ->
 
 def test_moments_of_an_open_loop_count_from_the_start_and_bodies_are_not_kept_unasked() -> None:
     due_s = np.array([0.0, 0.01, 0.02])
-    with serving(echo) as server:
-        target = target_of(server.url)
-        found = drive(target, [target.request(b"1")] * 3, connections=3, due_s=due_s)
+    found = sent(echo, 3, connections=3, due_s=due_s)
     assert found.bodies == []
     np.testing.assert_allclose(found.due_s, due_s, atol=1e-6)
     assert (found.sent_s >= found.due_s).all()
@@ -109,7 +115,7 @@ def test_connections_that_are_not_accepted_in_time_are_timeouts() -> None:
     assert found.became == [TIMEOUT] * 3
 
 
-def test_what_timed_out_while_it_waited_for_a_connection_is_not_sent_any_more() -> None:
+def test_a_request_that_timed_out_while_it_waited_for_a_connection_is_not_sent() -> None:
     async def never_the_first(asked: Asked) -> bytes:
         if asked.body == b"0":
             await asyncio.sleep(60)
@@ -123,7 +129,7 @@ def test_what_timed_out_while_it_waited_for_a_connection_is_not_sent_any_more() 
     assert found.became == [TIMEOUT, TIMEOUT, 200]
 
 
-def test_an_answer_that_nobody_asked_for_costs_its_connection_and_no_query() -> None:
+def test_an_unasked_answer_costs_its_connection_and_no_query() -> None:
     async def twice(asked: Asked) -> bytes:
         return answer() + PAUSE + answer(500)
 

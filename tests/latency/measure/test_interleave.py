@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,41 +23,31 @@ from serve.bundle.cpu import Cores, one_cpu_a_core, read_cores
 from serve.errors import BadInput, InternalError
 
 QUICK = StoppingRule(seconds=0.0, turn_seconds=0.0)
+TWO_TEXTS = Workload("batch 2 x 6 tokens", 2, 6, np.array([[2, 4, 5, 6, 7, 3], [2, 8, 9, 10, 11, 3]]))
 
 
-def test_a_visit_keeps_at_least_and_at_most_as_many_calls_as_asked() -> None:
-    calls: list[None] = []
-    take = timed_calls([lambda: calls.append(None)], seconds=0.0, least=3, most=50)
-    assert len(take["samples_ms"]) == 3
-    assert len(calls) == 3 + take["warmup"]
+def test_a_visit_keeps_at_least_and_at_most_as_many_calls_as_asked_in_whole_passes() -> None:
+    made: list[int] = []
+    take = timed_calls([lambda: made.append(0), lambda: made.append(1)], seconds=0.0, least=3, most=50)
+    assert made == [0, 1] * (len(made) // 2)
+    assert len(take["samples_ms"]) == 4
+    assert len(made) == 4 + take["warmup"]
     take = timed_calls([lambda: None], seconds=60.0, least=1, most=7)
     assert len(take["samples_ms"]) == 7
     assert all(sample_ms >= 0 for sample_ms in take["samples_ms"])
 
 
-def test_several_calls_are_made_in_whole_passes() -> None:
-    made: list[int] = []
-    take = timed_calls([lambda: made.append(0), lambda: made.append(1)], seconds=0.0, least=3, most=50)
-    assert made == [0, 1] * (len(made) // 2)
-    assert len(take["samples_ms"]) == 4
-    assert take["warmup"] % 2 == 0
-
-
-def test_calls_that_still_get_faster_are_not_kept() -> None:
-    left_s = [0.02, 0.012, 0.007, 0.004]  # a core that wakes
-
-    def call() -> None:
-        time.sleep(left_s.pop(0) if left_s else 0.001)
-
-    take = timed_calls([call], seconds=0.0, least=5, most=5)
-    assert take["warmup"] >= 4 + 1
-    assert not left_s
-
-
-def test_warming_up_ends_for_calls_that_never_settle() -> None:
-    left_s = [0.05 * 0.9**i for i in range(60)]
-    take = timed_calls([lambda: time.sleep(left_s.pop(0))], seconds=0.0, least=1, most=1)
-    assert take["warmup"] <= 4
+@pytest.mark.parametrize(
+    ("left_s", "warmups"),
+    [([0.02, 0.012, 0.007, 0.004], (5, 100)), ([0.05 * 0.9**i for i in range(60)], (1, 4))],
+    ids=["a core that wakes", "calls that never settle"],
+)
+def test_calls_that_still_get_faster_are_not_kept_but_for_those_that_never_settle(
+    left_s: list[float], warmups: tuple[int, int]
+) -> None:
+    left_s = [*left_s]
+    take = timed_calls([lambda: time.sleep(left_s.pop(0) if left_s else 0.001)], seconds=0.0, least=1, most=1)
+    assert warmups[0] <= take["warmup"] <= warmups[1]
 
 
 def test_the_garbage_collector_rests_during_a_visit_and_works_again_after_one_that_fails() -> None:
@@ -94,16 +85,21 @@ def test_torch_and_onnxruntime_take_turns_and_every_sample_is_kept(
     assert len({tuple(turn) for turn in turns}) == 2  # not always the same first
 
 
-def test_the_seed_decides_the_order(onnx_candidate: Candidate, workload: Workload) -> None:
+@pytest.fixture(scope="module")
+def three(tiny_onnx: Path) -> Iterator[dict[str, Worker]]:
+    """Workers of one graph, of one thread each."""
+    named = [Candidate(name, "onnxruntime", "fp32", tiny_onnx, threads=1) for name in "abc"]
+    with start_workers(named, [TWO_TEXTS]) as workers:
+        yield workers
+
+
+def test_the_seed_decides_the_order(three: dict[str, Worker]) -> None:
     def order(seed: int) -> list[str]:
         seen: list[str] = []
-        measure(workers, workload, patience=QUICK, seed=seed, progress=lambda _d, _t, what: seen.append(what))
+        measure(three, TWO_TEXTS, patience=QUICK, seed=seed, progress=lambda _d, _t, what: seen.append(what))
         return seen
 
-    names = [replace(onnx_candidate, name=name) for name in "abc"]
-    with start_workers(names, [workload]) as workers:
-        assert order(4) == order(4)
-        assert order(4) != order(5)
+    assert order(4) == order(4) != order(5)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not bind processes to cores")
@@ -124,27 +120,19 @@ def test_candidates_of_fewer_threads_than_cores_stay_on_the_same_ones(
     assert [m.conditions["cores"] for m in measured] == [str(cores[0]), str(cores[0]), "all"]
 
 
-def test_measuring_goes_on_until_the_ratio_is_known_and_says_when_time_ran_out(
-    onnx_candidate: Candidate, workload: Workload
+def test_measuring_goes_on_until_the_ratio_is_known_and_says_when_time_or_turns_ran_out(
+    three: dict[str, Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = [replace(onnx_candidate, name=name) for name in "ab"]
-    with start_workers(names, [workload]) as workers:
-        loose = measure(workers, workload, patience=StoppingRule(seconds=60.0, tight=math.inf, turn_seconds=0.001))
-        assert {m.conditions["stopped"] for m in loose} == {"tight"}
-        assert loose[0].conditions["turns"] == 6
-        # Narrower than nothing: a clock of whole steps may find two such small graphs equal to the last digit.
-        strict = measure(workers, workload, patience=StoppingRule(seconds=0.3, tight=-1.0, turn_seconds=0.001))
-        assert {m.conditions["stopped"] for m in strict} == {"time"}
-        assert any("the time was up" in doubt for doubt in strict[0].doubts())
-
-
-def test_there_is_an_end_to_turns_however_short_they_are(
-    onnx_candidate: Candidate, workload: Workload, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    loose = measure(three, TWO_TEXTS, patience=StoppingRule(seconds=60.0, tight=math.inf, turn_seconds=0.001))
+    assert {m.conditions["stopped"] for m in loose} == {"tight"}
+    assert loose[0].conditions["turns"] == 6
+    # Narrower than nothing: a clock of whole steps may find two such small graphs equal to the last digit.
+    strict = measure(three, TWO_TEXTS, patience=StoppingRule(seconds=0.3, tight=-1.0, turn_seconds=0.001))
+    assert {m.conditions["stopped"] for m in strict} == {"time"}
+    assert any("the time was up" in doubt for doubt in strict[0].doubts())
     monkeypatch.setattr(interleave, "MOST_TURNS", 8)
-    with start_workers([onnx_candidate], [workload]) as workers:
-        (found,) = measure(workers, workload, patience=StoppingRule(seconds=600.0, tight=-1.0, turn_seconds=0.0))
-    assert found.conditions["turns"] == len(found.turn_sizes) == 8
+    endless = measure(three, TWO_TEXTS, patience=StoppingRule(seconds=600.0, tight=-1.0, turn_seconds=0.0))
+    assert endless[0].conditions["turns"] == len(endless[0].turn_sizes) == 8
 
 
 def test_under_a_quota_of_time_candidates_are_not_bound_to_cores(
@@ -187,28 +175,21 @@ def test_a_file_of_the_users_is_not_taken_for_ours(
         assert isinstance(worker.receive(), dict)
 
 
-def test_a_model_that_cannot_be_opened_is_named_with_what_the_runtime_says(
+def test_models_that_cannot_be_timed_are_named_without_a_traceback_before_anything_is_timed(
     tmp_path: Path, onnx_candidate: Candidate, workload: Workload
 ) -> None:
-    (tmp_path / "model.onnx").write_bytes(b"not a graph")
-    with pytest.raises(
-        BadInput, match=r"(?s)candidate 'student': .*model\.onnx does not open in onnxruntime .*INVALID_PROTOBUF"
-    ):
-        load_all([replace(onnx_candidate, path=tmp_path / "model.onnx")], workload)
-
-
-def test_our_own_message_arrives_without_a_traceback(
-    tmp_path: Path, onnx_candidate: Candidate, workload: Workload
-) -> None:
-    with pytest.raises(BadInput, match=r"no file at .*gone\.onnx; give the path of a \.onnx file$") as raised:
-        load_all([replace(onnx_candidate, path=tmp_path / "gone.onnx")], workload)
-    assert "last output" not in raised.value.message
-
-
-def test_a_model_that_answers_with_infinities_fails_before_anything_is_timed(onnx_candidate: Candidate) -> None:
+    broken = tmp_path / "model.onnx"
+    broken.write_bytes(b"not a graph")
     zeros = Workload("batch 1 x 4 tokens", 1, 4, np.zeros((1, 4), dtype=np.int64))  # the logarithm of 0
-    with pytest.raises(BadInput, match="its answer to batch 1 x 4 tokens is not one finite row per text"):
-        load_all([onnx_candidate], zeros)
+    for candidates, asked, named in (
+        ([replace(onnx_candidate, path=broken)], workload, r"(?s)'student': .*model\.onnx .*INVALID_PROTOBUF"),
+        ([replace(onnx_candidate, path=tmp_path / "gone.onnx")], workload, r"no file at .*gone\.onnx.* file$"),
+        ([onnx_candidate], zeros, "not one finite row per text"),
+        ([onnx_candidate, onnx_candidate], workload, "two candidates are named student"),
+        ([], workload, "no candidate"),
+    ):
+        with pytest.raises(BadInput, match=named), start_workers(candidates, [asked]):
+            raise AssertionError("they loaded")
 
 
 def test_a_worker_that_is_killed_is_reported_and_no_process_is_left(
@@ -239,10 +220,10 @@ def test_a_worker_that_does_not_end_when_asked_is_killed(
 
 def test_ctrl_c_in_the_middle_leaves_no_worker_behind(onnx_candidate: Candidate, workload: Workload) -> None:
     def interrupt(done: int, total: int, what: str) -> None:
-        children.extend(_children())
+        children.extend(set(_children()) - before)
         raise KeyboardInterrupt
 
-    children: list[int] = []
+    before, children = set(_children()), []
     with (
         pytest.raises(KeyboardInterrupt),
         start_workers([onnx_candidate, replace(onnx_candidate, name="other")], [workload]) as workers,
@@ -277,17 +258,3 @@ def test_a_worker_ends_by_itself_when_its_parent_is_killed(tiny_onnx: Path) -> N
 
 def _alive(pid: int) -> bool:
     return bool(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-
-
-def test_candidates_that_cannot_be_distinguishable_or_are_none_are_refused(
-    onnx_candidate: Candidate, workload: Workload
-) -> None:
-    with pytest.raises(BadInput, match="two candidates are named student"):
-        load_all([onnx_candidate, onnx_candidate], workload)
-    with pytest.raises(BadInput, match="no candidate was given"):
-        load_all([], workload)
-
-
-def load_all(candidates: list[Candidate], workload: Workload) -> None:
-    with start_workers(candidates, [workload]):
-        raise AssertionError("they loaded")

@@ -1,18 +1,26 @@
+import getpass
+import json
 import mmap
 import os
+import platform
+import time
 from pathlib import Path
 
 import pytest
 
 from latency.measure import machine
 from latency.measure.machine import (
+    FLAGS_OF_INTEREST,
     EnergyCounter,
+    busy_core_seconds,
     energy_counters,
     free_memory_bytes,
     joules_between,
     last_level_cache_bytes,
+    machine_facts,
     resident_bytes,
 )
+from serve.bundle.cpu import HIDDEN_VARIABLE
 
 ON_LINUX = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="there is no /proc here")
 
@@ -104,3 +112,41 @@ def test_energy_is_unknown_without_packages_or_where_one_cannot_be_read(tmp_path
     root = write(tmp_path, domain("intel-rapl:0", "package-0", "400") | domain("intel-rapl:1", "package-1", "500"))
     (root / "intel-rapl:1/energy_uj").unlink()
     assert energy_counters(root) is None
+
+
+def test_machine_facts_explain_a_number_and_name_no_host_user_or_path() -> None:
+    facts = machine_facts()
+    assert facts["cpu"]
+    assert facts["cores"] >= 1
+    assert "onnxruntime" in facts["versions"]
+    told = json.dumps(facts)
+    assert platform.node() not in told.split()
+    assert f'"{getpass.getuser()}"' not in told
+    assert str(Path.home()) not in told
+
+
+def test_machine_facts_tell_what_is_hidden_from_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The kernels that were timed use it all the same.
+    told = machine_facts()["flags"]
+    monkeypatch.setenv(HIDDEN_VARIABLE, ",".join(FLAGS_OF_INTEREST))
+    assert machine_facts()["flags"] == told
+
+
+def test_machine_facts_leave_out_what_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_text", lambda file: "")  # there is no /proc
+    monkeypatch.setattr(machine.os, "sysconf_names", {})
+    monkeypatch.setattr(machine, "LIBRARIES", ("numpy", "a-library-that-is-not-there"))
+    facts = machine_facts()
+    assert facts["cpu"]
+    assert facts["memory_gib"] == 0
+    assert list(facts["versions"]) == ["numpy"]
+    assert busy_core_seconds() is None
+
+
+@pytest.mark.skipif(busy_core_seconds() is None, reason="this system does not tell how busy its cores are")
+def test_busy_core_seconds_grow_with_work() -> None:
+    before_s = busy_core_seconds() or 0.0
+    began_s = time.process_time()
+    while time.process_time() - began_s < 0.2:
+        pass
+    assert (busy_core_seconds() or 0.0) - before_s >= 0.15

@@ -19,14 +19,9 @@ def exported_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=50,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=32,
+        vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, max_position_embeddings=32,
         num_labels=5,
-    )
+    )  # fmt: skip
     model = BertForTokenClassification(config)
     with torch.no_grad():
         for parameter in model.parameters():  # the exporter makes one constant of equal ones; trained ones differ
@@ -35,6 +30,19 @@ def exported_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.save_pretrained(folder / "checkpoint")
     export_graph(folder / "checkpoint", folder / "model.onnx", 32)
     return folder / "model.onnx"
+
+
+def saved(file: Path, nodes: list[onnx.NodeProto], constants: dict[str, tuple[int, ...]]) -> Path:
+    """A graph from `input_ids` to `logits` by `nodes`, with constants of ones in these shapes."""
+    graph = helper.make_graph(
+        nodes,
+        "small",
+        [helper.make_tensor_value_info("input_ids", TensorProto.INT64, None)],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.ones(shape, np.float32), name) for name, shape in constants.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), file)
+    return file
 
 
 def kinds_by_layer(onnx_file: Path, *kinds: str) -> dict[str, list[int]]:
@@ -71,7 +79,8 @@ def test_layers_are_found_by_the_weights_where_no_node_has_a_telling_name(export
 
 def test_the_last_sum_of_a_layer_belongs_to_it_where_the_norm_that_reads_it_is_the_next_layers(tmp_path: Path) -> None:
     """As in ModernBERT."""
-    graph = helper.make_graph(
+    file = saved(
+        tmp_path / "m.onnx",
         [
             helper.make_node("Gather", ["embeddings.tok_embeddings.weight", "input_ids"], ["before"], "table"),
             helper.make_node("MatMul", ["before", "square"], ["added"], "layers.0.mlp.Wo"),
@@ -80,25 +89,11 @@ def test_the_last_sum_of_a_layer_belongs_to_it_where_the_norm_that_reads_it_is_t
             helper.make_node("Neg", ["normed"], ["negative"], "turned"),
             helper.make_node("MatMul", ["negative", "square"], ["logits"], "layers.1.mlp.Wo"),
         ],
-        "two-layers",
-        [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "sequence"])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "sequence", 4])],
-        [
-            numpy_helper.from_array(np.ones((9, 4), np.float32), "embeddings.tok_embeddings.weight"),
-            numpy_helper.from_array(np.ones((4, 4), np.float32), "square"),
-            numpy_helper.from_array(np.ones(4, np.float32), "layers.1.attn_norm.weight"),
-        ],
+        {"embeddings.tok_embeddings.weight": (9, 4), "square": (4, 4), "layers.1.attn_norm.weight": (4,)},
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]), tmp_path / "m.onnx")
-    found = {name: layer_name(depth) for name, depth in depths_in(tmp_path / "m.onnx").items()}
-    assert found == {
-        "table": "embeddings",
-        "layers.0.mlp.Wo": "layer 0",
-        "sum": "layer 0",
-        "norm": "layer 1",
-        "turned": "layer 1",
-        "layers.1.mlp.Wo": "layer 1",
-    }
+    found = {name: layer_name(depth) for name, depth in depths_in(file).items()}
+    first = {"table": "embeddings", "layers.0.mlp.Wo": "layer 0", "sum": "layer 0"}
+    assert found == first | dict.fromkeys(("norm", "turned", "layers.1.mlp.Wo"), "layer 1")
 
 
 def test_a_profile_of_an_exported_bert_tells_layers_and_kinds_as_executed(exported_bert: Path) -> None:
@@ -109,10 +104,8 @@ def test_a_profile_of_an_exported_bert_tells_layers_and_kinds_as_executed(export
     assert sum(found["by_layer"].values()) == pytest.approx(1)
     assert sum(found["by_kind"].values()) == pytest.approx(1)
     assert list(found["by_kind"].values()) == sorted(found["by_kind"].values(), reverse=True)
-    products = (
-        found["by_kind"]["MatMul"] + found["by_kind"]["FusedMatMul"]
-    )  # onnxruntime fuses the scores with their scale
-    assert found["matrix_share"] == pytest.approx(products)
+    # onnxruntime fuses the scores with their scale.
+    assert found["matrix_share"] == pytest.approx(found["by_kind"]["MatMul"] + found["by_kind"]["FusedMatMul"])
     assert found["tokens"] == 16
     assert len(found["top"]) == 10
     row = next(row for row in found["top"] if (row["layer"], row["kind"]) == ("layer 0", "MatMul"))
@@ -120,19 +113,16 @@ def test_a_profile_of_an_exported_bert_tells_layers_and_kinds_as_executed(export
 
 
 def test_a_graph_where_one_product_does_nearly_all_the_work_says_so(tmp_path: Path) -> None:
-    graph = helper.make_graph(
+    file = saved(
+        tmp_path / "m.onnx",
         [
             helper.make_node("Cast", ["input_ids"], ["floats"], "embeddings.cast", to=TensorProto.FLOAT),
             helper.make_node("Neg", ["floats"], ["negative"], "encoder.layer.6.act"),
             helper.make_node("MatMul", ["negative", "wide"], ["logits"], "encoder.layer.7.output.dense"),
         ],
-        "one-product",
-        [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", 1024])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 4096])],
-        [numpy_helper.from_array(np.ones((1024, 4096), np.float32), "wide")],
+        {"wide": (1024, 4096)},
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "m.onnx")
-    found = operators(tmp_path / "m.onnx", {"input_ids": np.ones((64, 1024), np.int64)}, threads=1, calls=5)
+    found = operators(file, {"input_ids": np.ones((64, 1024), np.int64)}, threads=1, calls=5)
     assert (found["top"][0]["layer"], found["top"][0]["kind"]) == ("layer 7", "MatMul")
     assert found["top"][0]["share"] > 0.95
     assert found["matrix_share"] == found["by_layer"]["layer 7"] == found["top"][0]["share"]
@@ -165,11 +155,8 @@ def test_layers_stand_in_their_order_and_attention_counts_as_a_product() -> None
         {"layer": "layer 10", "kind": "MatMul", "ms": 3.0, "share": 0.3, "calls": 2},
         {"layer": "other", "kind": "Gelu", "ms": 3.0, "share": 0.3, "calls": 1},
     ]
-
-
-def test_nodes_that_take_no_time_are_no_operators_worth_telling() -> None:
-    found = summary([Node("first", "MatMul", 0.0)], {"first": "layer 0"}, tokens=7)
-    assert found == {"tokens": 7, "top": [], "by_kind": {}, "by_layer": {}, "matrix_share": 0.0}
+    nothing = summary([Node("first", "MatMul", 0.0)], {"first": "layer 0"}, tokens=7)
+    assert nothing == {"tokens": 7, "top": [], "by_kind": {}, "by_layer": {}, "matrix_share": 0.0}
 
 
 def test_without_onnx_the_products_of_a_bert_are_found_all_the_same(
@@ -177,9 +164,8 @@ def test_without_onnx_the_products_of_a_bert_are_found_all_the_same(
 ) -> None:
     ids = np.array([[1, 2, 3]])
     feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
-    with monkeypatch.context() as without:
-        without.setitem(sys.modules, "onnx", None)
-        found = operators(exported_bert, feeds, 1)
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    found = operators(exported_bert, feeds, 1)
     assert found["by_kind"]["MatMul"] > 0
     assert {"layer 0", "layer 1"} <= found["by_layer"].keys()
 

@@ -14,6 +14,7 @@ def test_percentiles_and_rate_are_those_of_known_samples() -> None:
     measurement = measured("m", [[float(ms) for ms in range(1, 102)]])  # 1..101 ms
     assert (measurement.p50_ms, measurement.p90_ms, measurement.p99_ms) == pytest.approx((51.0, 91.0, 100.0))
     assert measurement.texts_per_s == pytest.approx(2 * 1000 / 51)
+    assert measurement.intervals_ms() == {}  # of a single turn
 
 
 def test_a_steady_measurement_of_enough_samples_has_no_doubts() -> None:
@@ -53,17 +54,6 @@ def test_intervals_of_percentiles_cover_those_of_the_distribution_that_was_drawn
             low, high = found[name]
             covered[name] += low <= true <= high
     assert all(48 <= count <= 60 for count in covered.values()), covered
-
-
-def test_a_single_turn_has_no_interval() -> None:
-    assert measured("m", [[1.0, 2.0, 3.0]]).intervals_ms() == {}
-
-
-def test_no_samples_and_turns_that_do_not_add_up_are_refused() -> None:
-    with pytest.raises(BadInput, match="has no samples"):
-        Measurement("m", 1, 16, (), 0)
-    with pytest.raises(BadInput, match="hold 3 samples; they must add up to the 2"):
-        Measurement("m", 1, 16, (1.0, 2.0), 0, turn_sizes=(3,))
 
 
 def test_a_planted_ratio_is_found_with_an_interval_around_it() -> None:
@@ -122,21 +112,22 @@ def test_equal_candidates_are_distinguishable_about_once_in_twenty_whatever_the_
     assert 20 <= claims <= 60  # 40 expected
 
 
-def test_exchanging_the_two_inverts_the_ratio() -> None:
+def test_exchanging_the_two_inverts_the_ratio_and_few_pairs_give_their_whole_range() -> None:
     rng = np.random.default_rng(2)
     a, b = (list(rng.lognormal(size=(15, 4))) for _ in "ab")
     found, low, high = paired_ratio(a, b)
     assert paired_ratio(b, a) == pytest.approx((1 / found, 1 / high, 1 / low))
+    few = paired_ratio([np.array([x]) for x in (1.0, 2.0, 4.0)], [np.array([1.0])] * 3)
+    assert few == pytest.approx((2.0, 1.0, 4.0))
 
 
-def test_few_pairs_give_their_whole_range() -> None:
-    found, low, high = paired_ratio([np.array([x]) for x in (1.0, 2.0, 4.0)], [np.array([1.0])] * 3)
-    assert (found, low, high) == pytest.approx((2.0, 1.0, 4.0))
-
-
-def test_a_ratio_needs_one_workload_and_turns_taken_together() -> None:
+def test_measurements_without_samples_or_turns_that_fit_are_refused() -> None:
     a, b = measured("a", [[1.0], [2.0]]), measured("b", [[1.0, 2.0]])
-    with pytest.raises(BadInput, match="'b' has 1; a ratio pairs turns that were taken together"):
-        ratio(a, b)
-    with pytest.raises(BadInput, match="a ratio needs one workload for both"):
-        ratio(a, Measurement("c", 1, 16, (1.0, 2.0), 0, turn_sizes=(1, 1)))
+    for use, named in (
+        (lambda: Measurement("m", 1, 16, (), 0), "no samples"),
+        (lambda: Measurement("m", 1, 16, (1.0, 2.0), 0, turn_sizes=(3,)), "3 samples"),
+        (lambda: ratio(a, b), "taken together"),
+        (lambda: ratio(a, Measurement("c", 1, 16, (1.0, 2.0), 0, turn_sizes=(1, 1))), "one workload"),
+    ):
+        with pytest.raises(BadInput, match=named):
+            use()

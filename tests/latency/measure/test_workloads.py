@@ -35,9 +35,10 @@ def test_a_tokenizer_without_special_tokens_fills_the_whole_row(tokenizer: Token
 
 
 def test_no_text_no_room_and_no_rows_are_refused(tokenizer: Tokenizer) -> None:
-    with pytest.raises(BadInput, match="2 texts were given, without any token"):
-        from_texts(["", "  "], tokenizer, 1, 8)
-    with pytest.raises(BadInput, match="2 tokens were asked for, but special tokens alone take 2; ask for 3 or more"):
-        from_texts(TEXTS, tokenizer, 1, 2)
-    with pytest.raises(BadInput, match="batch 0 was given"):
-        from_texts(TEXTS, tokenizer, 0, 8)
+    for texts, batch, tokens, named in (
+        (["", "  "], 1, 8, "without any token"),
+        (TEXTS, 1, 2, "3 or more"),
+        (TEXTS, 0, 8, "batch 0"),
+    ):
+        with pytest.raises(BadInput, match=named):
+            from_texts(texts, tokenizer, batch, tokens)

@@ -20,47 +20,34 @@ def write(file: Path, text: str) -> None:
     file.write_text(text)
 
 
+def v1_quota(folder: str, quota_us: int) -> dict[str, str]:
+    return {f"{folder}/cpu.cfs_quota_us": f"{quota_us}\n", f"{folder}/cpu.cfs_period_us": "100000\n"}
+
+
 def cores_with(tmp_path: Path, groups: str, files: dict[str, str]) -> int:
-    write(tmp_path / "own", groups)
+    write(tmp_path / "own", groups + "\n" * bool(groups))
     for name, text in files.items():
         write(tmp_path / "cgroup" / name, text)
     return read_cores(tmp_path / "cgroup", tmp_path / "own", tmp_path / "cpus").chosen
 
 
+GROUPS = {
+    "no-control-groups-leaves-the-affinity": ("", {}, 4),
+    "v2-without-a-quota": ("0::/", {"cpu.max": "max 100000\n"}, 4),
+    "v2-two-and-a-half-cores-are-two": ("0::/", {"cpu.max": "250000 100000\n"}, 2),
+    "v2-half-a-core-is-one": ("0::/", {"cpu.max": "50000 100000\n"}, 1),
+    "v2-quota-above-the-affinity": ("0::/", {"cpu.max": "900000 100000\n"}, 4),
+    "v2-the-group-above-is-tighter": ("0::/a/b", {"a/cpu.max": "200000 100000", "a/b/cpu.max": "300000 100000"}, 2),
+    "v1-quota": ("4:cpu,cpuacct:/job", v1_quota("cpu,cpuacct/job", 100_000), 1),
+    "v1-container-that-sees-its-group-as-the-root": ("1:cpu:/seen/from/outside", v1_quota("cpu", 200_000), 2),
+    "v1-without-a-quota": ("1:cpu:/", v1_quota("cpu", -1), 4),
+    "a-line-of-another-form-is-passed-over": ("nonsense", {"cpu.max": "100000 100000"}, 4),
+}
+
+
 @pytest.mark.usefixtures("four_cores")
-@pytest.mark.parametrize(
-    ("groups", "files", "cores"),
-    [
-        pytest.param("", {}, 4, id="no-control-groups-leaves-the-affinity"),
-        pytest.param("0::/\n", {"cpu.max": "max 100000\n"}, 4, id="v2-without-a-quota"),
-        pytest.param("0::/\n", {"cpu.max": "250000 100000\n"}, 2, id="v2-two-and-a-half-cores-are-two"),
-        pytest.param("0::/\n", {"cpu.max": "50000 100000\n"}, 1, id="v2-half-a-core-is-one"),
-        pytest.param("0::/\n", {"cpu.max": "900000 100000\n"}, 4, id="v2-quota-above-the-affinity"),
-        pytest.param(
-            "0::/a/b\n",
-            {"a/cpu.max": "200000 100000", "a/b/cpu.max": "300000 100000"},
-            2,
-            id="v2-the-group-above-is-tighter",
-        ),
-        pytest.param(
-            "4:cpu,cpuacct:/job\n",
-            {"cpu,cpuacct/job/cpu.cfs_quota_us": "100000\n", "cpu,cpuacct/job/cpu.cfs_period_us": "100000\n"},
-            1,
-            id="v1-quota",
-        ),
-        pytest.param(
-            "1:cpu:/seen/from/outside\n",
-            {"cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"},
-            2,
-            id="v1-container-that-sees-its-group-as-the-root",
-        ),
-        pytest.param(
-            "1:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 4, id="v1-without-a-quota"
-        ),
-        pytest.param("nonsense\n", {"cpu.max": "100000 100000"}, 4, id="a-line-of-another-form-is-passed-over"),
-    ],
-)
-def test_cores_are_the_lesser_of_affinity_and_quota(
+@pytest.mark.parametrize(("groups", "files", "cores"), GROUPS.values(), ids=GROUPS)
+def test_cores_are_the_least_of_affinity_and_quota(
     tmp_path: Path, groups: str, files: dict[str, str], cores: int
 ) -> None:
     assert cores_with(tmp_path, groups, files) == cores
@@ -82,9 +69,7 @@ def test_cores_are_the_lesser_of_affinity_and_quota(
     ],
 )
 @pytest.mark.parametrize("name", ["core_cpus_list", "thread_siblings_list"])
-def test_hyperthreads_of_one_core_count_once(
-    tmp_path: Path, siblings: dict[str, str], physical: int, name: str
-) -> None:
+def test_hyperthreads_of_a_core_count_once(tmp_path: Path, siblings: dict[str, str], physical: int, name: str) -> None:
     for cpu, text in siblings.items():
         write(tmp_path / f"cpu{cpu}" / "topology" / name, text)
     cores = read_cores(tmp_path, tmp_path / "absent", tmp_path)
@@ -133,7 +118,7 @@ def test_one_cpu_is_taken_of_each_core(tmp_path: Path) -> None:
     assert one_cpu_a_core(tmp_path) == [0, 2]
 
 
-def test_where_no_affinity_is_told_every_cpu_counts_and_none_is_bound_to(
+def test_without_affinity_every_cpu_counts_and_none_is_bound_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)

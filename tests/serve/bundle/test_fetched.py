@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from bundle_store import CUT, DROPPED, HELD, BundleStore, bundle_store, opening
+from lookup_bundles import write_manifest
 from loopback import answer, self_signed, serving
 from patience import PATIENCE_S
 
@@ -83,9 +84,7 @@ def test_a_failure_that_passes_is_tried_again(store: BundleStore, how: int | str
 @pytest.mark.parametrize("how", [503, CUT, DROPPED])
 def test_a_server_that_goes_on_failing_is_given_up(store: BundleStore, cache: Path, how: int | str) -> None:
     store.spoiled[MODEL] = [how] * 99
-    with pytest.raises(
-        Unreachable, match=r"onnx/model.onnx cannot be reached after 5 attempts .* has no bundle of it; check the"
-    ):
+    with pytest.raises(Unreachable, match=r"onnx/model\.onnx .* 5 attempts"):
         open_bundle(store.url("ner"))
     assert left(cache) == []
 
@@ -93,13 +92,13 @@ def test_a_server_that_goes_on_failing_is_given_up(store: BundleStore, cache: Pa
 @pytest.mark.parametrize(
     ("status", "kind", "said"),
     [
-        (404, Absent, "there is no http://.*/ner/manifest.json; give the URL of a bundle's folder"),
-        (401, Refused, r"may not be read \(HTTP 401\), or does not exist; give a URL that may be read"),
-        (403, Refused, "may not be read"),
-        (400, BundleError, "is answered with HTTP 400"),
+        (404, Absent, "manifest.json"),
+        (401, Refused, "HTTP 401"),
+        (403, Refused, "HTTP 403"),
+        (400, BundleError, "HTTP 400"),
     ],
 )
-def test_an_answer_that_will_not_change_is_not_asked_for_again(
+def test_a_lasting_refusal_is_not_asked_again(
     store: BundleStore, status: int, kind: type[BundleError], said: str
 ) -> None:
     store.spoiled["manifest.json"] = [status]
@@ -109,80 +108,54 @@ def test_an_answer_that_will_not_change_is_not_asked_for_again(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("name", "change", "said"),
     [
-        (
-            lambda content: content[:-1] + bytes([content[-1] ^ 1]),
-            r"onnx/model.onnx was changed \(its SHA-256 differs\)",
-        ),
-        (lambda content: content[:-7], "onnx/model.onnx has .* bytes instead of"),
-        (lambda content: content + b"more", "onnx/model.onnx has more than .* bytes"),
-        (lambda content: b"", "onnx/model.onnx has 0 bytes instead of"),
+        (MODEL, lambda content: content[:-1] + bytes([content[-1] ^ 1]), "SHA-256"),
+        (MODEL, lambda content: content[:-7], "bytes instead of"),
+        (MODEL, lambda content: content + b"more", "more than"),
+        (MODEL, lambda content: b"", "0 bytes"),
+        ("manifest", lambda content: b"<html>", "JSON"),
+        ("manifest", lambda content: b" " * (16 * 2**20 + 1), "16,777,216"),
+        ("manifest", lambda content: content.replace(b'"max_length": 32', b'"max_length": 31'), "digest"),
     ],
-    ids=["other-bytes", "cut", "longer", "empty"],
+    ids=["other-bytes", "cut", "longer", "empty", "no-json", "too-large-a-manifest", "another-digest"],
 )
 def test_a_file_that_is_not_what_the_manifest_lists_is_refused(
-    store: BundleStore, cache: Path, change: Callable[[bytes], bytes], said: str
+    store: BundleStore, cache: Path, name: str, change: Callable[[bytes], bytes], said: str
 ) -> None:
-    file = store.root / "ner" / "onnx" / MODEL
+    file = store.root / "ner" / ("onnx/model.onnx" if name == MODEL else "manifest.json")
     file.write_bytes(change(file.read_bytes()))
     with pytest.raises(BundleError, match=said) as refused:
         open_bundle(store.url("ner"))
-    assert left(cache) == []
+    assert file.name in refused.value.message
     assert str(cache) not in refused.value.message
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"<html>", "is not JSON"),
-        (b" " * (16 * 2**20 + 1), "manifest.json has more than 16,777,216 bytes"),
-    ],
-    ids=["no-json", "too-large"],
-)
-def test_what_is_no_manifest_is_refused(store: BundleStore, cache: Path, content: bytes, said: str) -> None:
-    (store.root / "ner" / "manifest.json").write_bytes(content)
-    with pytest.raises(BundleError, match=said):
-        open_bundle(store.url("ner"))
     assert left(cache) == []
 
 
-def test_a_manifest_with_another_digest_is_refused(store: BundleStore, cache: Path) -> None:
-    manifest = store.root / "ner" / "manifest.json"
-    manifest.write_bytes(manifest.read_bytes().replace(b'"max_length": 32', b'"max_length": 31'))
-    with pytest.raises(BundleError, match=r"manifest.json was changed: its digest is"):
-        open_bundle(store.url("ner"))
-    assert left(cache) == []
-
-
-def test_names_that_lead_out_of_the_bundle_are_not_asked_for(
-    store: BundleStore, cache: Path, manifest_writer: Callable[..., None]
-) -> None:
+def test_names_that_lead_out_of_the_bundle_are_not_asked_for(store: BundleStore, cache: Path) -> None:
     (store.root / "outside.json").write_text("{}")
     listed = open_bundle(store.root / "ner").manifest.files
     files = {name: {"sha256": each.sha256, "bytes": each.bytes} for name, each in listed.items()}
-    manifest_writer(store.root / "ner", files=files | {"../outside.json": {"sha256": "0" * 64, "bytes": 2}})
+    write_manifest(store.root / "ner", files=files | {"../outside.json": {"sha256": "0" * 64, "bytes": 2}})
     with pytest.raises(BundleError, match="is not a plain path inside the bundle"):
         open_bundle(store.url("ner"))
     assert set(store.asked) == {"manifest.json"}
 
 
-def test_a_bundle_that_is_replaced_while_it_is_fetched_is_fetched_again(
-    store: BundleStore, cache: Path, manifest_writer: Callable[..., None]
-) -> None:
+def test_a_bundle_that_is_replaced_while_it_is_fetched_is_fetched_again(store: BundleStore, cache: Path) -> None:
     def replace(name: str) -> None:
         if name == "manifest.json":
             store.after = lambda _: None
             tokenizer = store.root / "ner" / "tokenizer.json"
             tokenizer.write_text(tokenizer.read_text() + "\n")
-            manifest_writer(store.root / "ner", name="new")
+            write_manifest(store.root / "ner", name="new")
 
     store.after = replace
     assert open_bundle(store.url("ner")).manifest.name == "new"
     assert len(left(cache)) == 1
 
 
-def test_without_a_network_the_last_bundle_of_a_url_is_opened_with_a_warning(
+def test_without_a_network_the_last_bundle_is_opened(
     store: BundleStore, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = store.url("ner")
@@ -190,21 +163,18 @@ def test_without_a_network_the_last_bundle_of_a_url_is_opened_with_a_warning(
     store.spoiled = {"manifest.json": [503] * 99}
     with caplog.at_level(logging.WARNING, "serve"):
         assert open_bundle(url) == first
-    assert [
-        f"its last bundle, {first.manifest.digest[:12]}, is taken from the cache" in m for m in caplog.messages
-    ] == [True]
-    with pytest.raises(Unreachable, match="has no bundle of it; check the network"):
+    (warning,) = caplog.messages
+    assert first.manifest.digest[:12] in warning
+    with pytest.raises(Unreachable, match="no bundle"):
         open_bundle(store.url("other"))
     (first.path / "onnx" / MODEL).unlink()
-    with pytest.raises(Unreachable, match="is missing or damaged; check the network"):
+    with pytest.raises(Unreachable, match="damaged"):
         open_bundle(url)
 
 
-def test_a_server_that_dies_in_the_middle_leaves_the_bundle_before(
-    store: BundleStore, cache: Path, manifest_writer: Callable[..., None]
-) -> None:
+def test_a_server_that_dies_in_the_middle_leaves_the_bundle_before(store: BundleStore, cache: Path) -> None:
     first = open_bundle(store.url("ner")).manifest
-    manifest_writer(store.root / "ner", name="new")
+    write_manifest(store.root / "ner", name="new")
     store.spoiled = {MODEL: [CUT] * 99}
     assert open_bundle(store.url("ner")).manifest == first
     assert left(cache) == [first.digest]
@@ -212,11 +182,9 @@ def test_a_server_that_dies_in_the_middle_leaves_the_bundle_before(
     assert open_bundle(store.url("ner")).manifest.name == "new"
 
 
-def test_a_url_whose_last_bundle_is_known_is_not_asked_again(
-    store: BundleStore, manifest_writer: Callable[..., None]
-) -> None:
+def test_a_url_whose_last_bundle_is_known_is_not_asked_again(store: BundleStore) -> None:
     first = open_bundle(store.url("ner")).manifest
-    manifest_writer(store.root / "ner", name="new")
+    write_manifest(store.root / "ner", name="new")
     store.asked.clear()
     assert open_bundle(store.url("ner"), known={first.digest}).manifest == first
     assert not store.asked
@@ -260,26 +228,22 @@ def test_a_disk_without_room_is_named(store: BundleStore, cache: Path) -> None:
     assert left(cache) == []
 
 
-def test_a_cache_that_cannot_be_made_is_named(
-    store: BundleStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_without_a_place_is_named(store: BundleStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv(fetched.CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
     with pytest.raises(BundleError, match=r"it cannot be written .*; set STILLROOM_CACHE to another folder"):
         open_bundle(store.url("ner"))
 
 
-def test_another_bundle_in_the_place_of_the_cached_one_is_fetched_over(
-    store: BundleStore, manifest_writer: Callable[..., None]
-) -> None:
+def test_another_bundle_in_the_place_of_the_cached_one_is_fetched_over(store: BundleStore) -> None:
     good = open_bundle(store.url("ner"))
-    manifest_writer(good.path, name="another")  # a whole bundle, whose digest is not the folder's name
+    write_manifest(good.path, name="another")  # a whole bundle, whose digest is not the folder's name
     assert open_bundle(store.url("ner")) == good
 
 
 @pytest.mark.parametrize("place", ["bundle", "partial"])
 @pytest.mark.parametrize("leads", ["nowhere", "to a folder", "to a file"])
-def test_a_link_in_the_cache_is_replaced_and_what_it_leads_to_is_left(
+def test_a_link_in_the_cache_is_replaced_not_followed(
     store: BundleStore, tmp_path: Path, place: str, leads: str
 ) -> None:
     good = open_bundle(store.url("ner"))
@@ -306,21 +270,16 @@ def test_no_other_user_may_read_the_folders_of_the_cache(store: BundleStore, cac
     assert {stat.S_IMODE(each.stat().st_mode) for each in folders} == {0o700}
 
 
-def test_without_a_network_a_url_with_another_query_has_no_bundle(store: BundleStore) -> None:
+def test_a_url_with_another_query_is_another_bundle(store: BundleStore) -> None:
     url = store.url("ner")
     first = open_bundle(f"{url}?version=1&signature=a&X-Amz-Date=b")
+    open_bundle(f"{url}?version=3", known=[first.manifest.digest])
+    assert store.count("manifest.json") == 2
     store.spoiled = {"manifest.json": [503] * 99}
     assert open_bundle(f"{url}?version=1&signature=c&X-Amz-Date=d") == first  # signed again
     for query in ("", "?version=2", "?version=1&of=b", "?version=2&signature=a", "?of=1"):
         with pytest.raises(Unreachable, match="has no bundle of it"):
             open_bundle(url + query)
-
-
-def test_a_url_with_another_query_than_a_known_bundles_is_asked(store: BundleStore) -> None:
-    first = open_bundle(store.url("ner?version=1"))
-    before = store.count("manifest.json")
-    open_bundle(store.url("ner?version=2"), known=[first.manifest.digest])
-    assert store.count("manifest.json") == before + 1
 
 
 def corrupted(store: BundleStore, count: int, seed: int) -> None:
@@ -343,7 +302,7 @@ def corrupted(store: BundleStore, count: int, seed: int) -> None:
 
 
 def test_a_corrupted_copy_in_the_cache_is_fetched_again(store: BundleStore) -> None:
-    corrupted(store, 200, seed=1)
+    corrupted(store, 100, seed=1)
 
 
 @pytest.mark.slow
@@ -351,9 +310,7 @@ def test_a_copy_in_the_cache_that_is_corrupted_in_a_thousand_ways_is_fetched_aga
     corrupted(store, 1000, seed=2)
 
 
-def test_a_user_a_password_and_a_query_are_sent_and_never_shown(
-    store: BundleStore, cache: Path, tmp_path: Path
-) -> None:
+def test_a_user_a_password_and_a_query_are_sent_not_shown(store: BundleStore, cache: Path, tmp_path: Path) -> None:
     signed = store.url("ner").replace("http://", "http://someone:s3cret%21@") + "?signature=hidden"
     open_bundle(signed)
     assert set(store.authorizations) == {"Basic c29tZW9uZTpzM2NyZXQh"}
@@ -378,7 +335,7 @@ def test_a_redirect_to_another_server_gets_no_password(store: BundleStore, tmp_p
     assert set(other.authorizations) == {None}
 
 
-def test_https_is_checked_and_never_left(
+def test_https_is_checked(
     store: BundleStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entities_bundle: Path
 ) -> None:
     certificate, tls = self_signed(tmp_path)
@@ -431,21 +388,22 @@ def test_https_and_the_hub_need_no_library(store: BundleStore, monkeypatch: pyte
         open_bundle("memory://ner")
 
 
-def test_a_library_that_is_missing_is_named_with_its_extra(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("url", "named"),
+    [
+        ("s3://models/ner", r"s3fs.*pip install .*s3"),
+        ("gs://models/ner", r"gcsfs.*pip install .*gs"),
+        ("az://models/ner", r"adlfs.*pip install .*az"),
+        ("ftp://someone:s3cret@host/ner", "ftp://host/ner"),
+    ],
+)
+def test_a_scheme_without_its_library_and_an_unknown_one_are_refused(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, url: str, named: str
+) -> None:
     for module in ("s3fs", "gcsfs", "adlfs"):
         monkeypatch.setitem(sys.modules, module, None)
-    for scheme, library in (("s3", "s3fs"), ("gs", "gcsfs"), ("az", "adlfs")):
-        with pytest.raises(
-            BundleError, match=rf"{scheme}:// needs {library}; in a clone of stillroom, pip install '\.\[{scheme}\]'"
-        ):
-            open_bundle(f"{scheme}://models/ner")
-
-
-def test_other_schemes_are_refused(cache: Path) -> None:
-    with pytest.raises(
-        BundleError, match=r"ftp://host/ner: bundles are read from s3://, gs://, .* and folders; give one"
-    ):
-        open_bundle("ftp://someone:s3cret@host/ner")
+    with pytest.raises(BundleError, match=named):
+        open_bundle(url)
 
 
 def test_paths_are_no_urls(tmp_path: Path) -> None:

@@ -1,25 +1,24 @@
+"""Which file of a bundle answers on this processor or GPU, and in which runtime; what is refused before anything starts."""
+
 import logging
-import os
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import httpx
+import onnxruntime
 import pytest
-from patience import PATIENCE_S
-from repository import ROOT
-from server_process import serving
+from lookup_bundles import write_manifest
+from starlette.testclient import TestClient
 
+from serve.bundle import runtimes
 from serve.bundle.cpu import HIDDEN_VARIABLE, cpu_features, suits
 from serve.bundle.manifest import Bundle
-from serve.bundle.runtimes import choose
+from serve.bundle.runtimes import INSTALL_ONNXRUNTIME_GPU, choose, choose_for_gpu, gpu_lacks, gpus
 from serve.errors import BadInput, BundleError
+from serve.http.app import create_app, fronts_of
 from serve.model.pipeline import Pipeline
+from serve.settings import ServeSettings
 from serve.tasks import open_bundle
-
-Copy = Callable[[Path], Path]
-Writer = Callable[..., None]
+from serve.workers.offline_pool import OfflinePool
 
 # What Linux says of an Intel processor of 2015, and of one of 2023.
 OLD = "processor\t: 0\nflags\t\t: fpu sse2 avx avx2 fma\n\nprocessor\t: 1\nflags\t\t: fpu sse2 avx avx2 fma\n"
@@ -29,13 +28,12 @@ FILE = "onnx/model.onnx"
 
 
 @pytest.fixture
-def eight_bits(entities_bundle: Path, copied: Copy, manifest_writer: Writer) -> Path:
+def eight_bits(bundle_copy: Path) -> Path:
     """A bundle whose default variant needs VNNI."""
-    folder = copied(entities_bundle)
     fp32 = {"file": FILE, "scheme": "fp32", "runtime": "onnxruntime", "cpu": []}
     int8 = {"file": FILE, "scheme": "static", "runtime": "onnxruntime", "cpu": VNNI}
-    manifest_writer(folder, variants={"fp32": fp32, "int8": int8}, default_variant="int8")
-    return folder
+    write_manifest(bundle_copy, variants={"fp32": fp32, "int8": int8}, default_variant="int8")
+    return bundle_copy
 
 
 def test_features_are_read_where_linux_tells_them(tmp_path: Path) -> None:
@@ -74,26 +72,18 @@ def test_a_feature_to_hide_that_nothing_here_depends_on_is_refused_by_name(tmp_p
     assert "amx_bf16, amx_int8, arm64, avx512_bf16, avx512_vnni, avx_vnni" in refused.value.message
 
 
-def test_a_server_is_not_started_with_an_unknown_feature_to_hide(eight_bits: Path) -> None:
-    command = [sys.executable, "-m", "serve", str(eight_bits), "--port", "0"]
-    environment = {**os.environ, HIDDEN_VARIABLE: "avx512vnni"}
-    finished = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
-    assert finished.returncode == 2
-    assert finished.stdout == ""
-    assert finished.stderr.startswith("error: STILLROOM_HIDE_CPU_FEATURES names avx512vnni, which is unknown")
-
-
 def test_an_arm_can_be_hidden_too(tmp_path: Path) -> None:
     assert cpu_features(tmp_path / "nowhere", "aarch64", {HIDDEN_VARIABLE: "arm64"}) == frozenset()
 
 
-def test_a_server_whose_features_are_hidden_answers_as_an_older_processor_would(eight_bits: Path) -> None:
-    with serving(eight_bits, environment={HIDDEN_VARIABLE: ",".join(VNNI)}) as server:
-        answer = httpx.post(f"{server.url}/v1/entities", json={"text": "fly to rome"}, timeout=PATIENCE_S)
-        assert (answer.status_code, answer.json()["variant"]) == (200, "fp32")
-        assert any("needs a processor with one of avx512_vnni" in line for line in server.log())
+def test_a_server_whose_features_are_hidden_answers_as_an_older_processor_would(
+    eight_bits: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(HIDDEN_VARIABLE, ",".join(VNNI))
+    with TestClient(create_app([eight_bits], ServeSettings(processes=1))) as client:
+        answer = client.post("/v1/entities", json={"text": "fly to rome"})
+    assert (answer.status_code, answer.json()["variant"]) == (200, "fp32")
+    assert "needs a processor with one of avx512_vnni" in caplog.text
 
 
 def test_a_file_suits_a_processor_with_any_one_of_what_it_needs() -> None:
@@ -113,54 +103,153 @@ def test_an_old_processor_serves_fp32_and_says_why(eight_bits: Path) -> None:
     assert "fp32 answers instead" in note
 
 
-def test_an_old_processor_refuses_what_was_asked_for(eight_bits: Path) -> None:
-    with pytest.raises(BundleError, match=r"its 8-bit sums would saturate.*name another variant"):
+def test_an_old_processor_refuses_8_bits_that_were_asked_for_or_are_all_there_is(eight_bits: Path) -> None:
+    with pytest.raises(BundleError, match=r"saturate.*name another variant"):
         choose(open_bundle(eight_bits), "int8", features=["avx2"])
-
-
-def test_without_fp32_an_old_processor_serves_nothing(eight_bits: Path, manifest_writer: Writer) -> None:
     int8 = {"file": FILE, "scheme": "static", "runtime": "onnxruntime", "cpu": VNNI}
-    manifest_writer(eight_bits, variants={"int8": int8}, default_variant="int8")
-    with pytest.raises(BundleError, match="its 8-bit sums would saturate"):
+    write_manifest(eight_bits, variants={"int8": int8}, default_variant="int8")
+    with pytest.raises(BundleError, match="saturate"):
         choose(open_bundle(eight_bits), features=["avx2"])
 
 
-def pinned_to(runtime: str, scheme: str, folder: Path, manifest_writer: Writer) -> Bundle:
+def pinned_to(runtime: str, scheme: str, folder: Path) -> Bundle:
     variant = {"file": FILE, "scheme": scheme, "runtime": runtime, "cpu": []}
-    manifest_writer(folder, variants={"fp32": variant}, default_variant="fp32")
+    write_manifest(folder, variants={"fp32": variant}, default_variant="fp32")
     return open_bundle(folder)
 
 
-def test_onnxruntime_stands_in_for_openvino_and_a_note_says_so(
-    entities_bundle: Path, copied: Copy, manifest_writer: Writer
-) -> None:
-    bundle = pinned_to("openvino", "fp32", copied(entities_bundle), manifest_writer)
+def test_onnxruntime_stands_in_for_openvino_and_a_note_says_so(bundle_copy: Path) -> None:
+    bundle = pinned_to("openvino", "fp32", bundle_copy)
     assert choose(bundle, openvino=True) == ("fp32", "openvino", ())
     variant, runtime, (note,) = choose(bundle, openvino=False)
     assert (variant, runtime) == ("fp32", "onnxruntime")
     assert "pip install '.[openvino]'" in note
 
 
-def test_openvino_gives_the_same_entities(entities_bundle: Path, copied: Copy, manifest_writer: Writer) -> None:
+def test_openvino_gives_the_same_entities(entities_bundle: Path, bundle_copy: Path) -> None:
     pytest.importorskip("openvino", reason="OpenVINO is not installed")
-    folder = copied(entities_bundle)
-    pinned_to("openvino", "fp32", folder, manifest_writer)
-    pipeline = Pipeline(folder, threads=1)
+    pinned_to("openvino", "fp32", bundle_copy)
+    pipeline = Pipeline(bundle_copy, threads=1)
     assert pipeline.session.runtime == "openvino"
     assert pipeline("fly from rome to new york") == Pipeline(entities_bundle, threads=1)("fly from rome to new york")
 
 
-def test_a_runtime_that_nobody_knows_is_refused(entities_bundle: Path, copied: Copy, manifest_writer: Writer) -> None:
-    bundle = pinned_to("tvm", "fp32", copied(entities_bundle), manifest_writer)
+def test_a_runtime_that_nobody_knows_is_refused(bundle_copy: Path) -> None:
+    bundle = pinned_to("tvm", "fp32", bundle_copy)
     with pytest.raises(BundleError, match="is for the runtime 'tvm'; this program has onnxruntime and openvino"):
         choose(bundle)
 
 
-def test_whoever_serves_dynamic_int8_is_told_what_it_does(
-    entities_bundle: Path, copied: Copy, manifest_writer: Writer, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = copied(entities_bundle)
-    pinned_to("onnxruntime", "dynamic", folder, manifest_writer)
+def test_dynamic_int8_is_warned_of(bundle_copy: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pinned_to("onnxruntime", "dynamic", bundle_copy)
     with caplog.at_level(logging.WARNING, logger="serve"):
-        Pipeline(folder, threads=1)
+        Pipeline(bundle_copy, threads=1)
     assert "depends on the other texts in its batch" in caplog.text
+
+
+NO_CUDA = pytest.mark.skipif(not gpu_lacks(), reason="onnxruntime runs on a GPU here")
+
+
+@pytest.fixture
+def bundle_with(bundle_copy: Path) -> Callable[..., Bundle]:
+    """`bundle_with(variants, default, int8_runtime)`: a bundle of these variants."""
+
+    def make(variants: Sequence[str], default: str, int8_runtime: str = "onnxruntime") -> Bundle:
+        described = {
+            name: {
+                "file": "onnx/model.onnx",
+                "scheme": "static" if name == "int8" else name,
+                "runtime": int8_runtime if name == "int8" else "onnxruntime",
+            }
+            for name in variants
+        }
+        write_manifest(bundle_copy, variants=described, default_variant=default)
+        return open_bundle(bundle_copy)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("variants", "default", "asked", "answers"),
+    [
+        (["fp32", "fp16", "int8"], "int8", None, "fp16"),
+        (["fp32", "int8"], "int8", None, "fp32"),
+        (["fp32", "fp16", "int8"], "fp32", None, "fp32"),
+        (["fp32", "fp16", "int8"], "int8", "fp32", "fp32"),
+    ],
+)
+def test_a_default_int8_gives_way_on_a_gpu_and_nothing_else_does(
+    bundle_with: Callable[..., Bundle], variants: list[str], default: str, asked: str | None, answers: str
+) -> None:
+    variant, runtime, notes = choose_for_gpu(bundle_with(variants, default), asked)
+    assert (variant, runtime) == (answers, "onnxruntime")
+    replaced = asked is None and default == "int8"
+    assert [f"no fast kernels on a GPU: {answers} answers instead" in note for note in notes] == [True] * replaced
+
+
+@pytest.mark.parametrize(
+    ("variants", "asked", "remedy"),
+    [
+        (["fp32", "fp16", "int8"], "int8", "--variant fp16 or fp32, or --device cpu"),
+        (["fp32", "int8"], "int8", "--variant fp32, or --device cpu"),
+        (["int8"], "int8", "--device cpu"),
+        (["int8"], None, "--device cpu"),
+    ],
+)
+def test_int8_is_refused_with_what_to_give_where_it_was_asked_for_or_is_all_there_is(
+    bundle_with: Callable[..., Bundle], variants: list[str], asked: str | None, remedy: str
+) -> None:
+    with pytest.raises(BundleError, match=f"give {remedy}$"):
+        choose_for_gpu(bundle_with(variants, "int8"), asked)
+
+
+def test_a_file_for_openvino_gives_way_or_is_refused(bundle_with: Callable[..., Bundle]) -> None:
+    bundle = bundle_with(["fp32", "int8"], "int8", int8_runtime="openvino")
+    variant, runtime, (note,) = choose_for_gpu(bundle)
+    assert (variant, runtime) == ("fp32", "onnxruntime")
+    assert "is for the runtime 'openvino', and --device cuda runs onnxruntime: fp32 answers instead" in note
+    with pytest.raises(BundleError, match=r"'openvino', and --device cuda .*: give --variant fp32, or --device cpu"):
+        choose_for_gpu(bundle, "int8")
+
+
+def test_on_a_gpu_an_edited_card_is_noted_too(
+    bundle_with: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = bundle_with(["fp32", "int8"], "int8")
+    monkeypatch.setattr(runtimes, "gpu_lacks", str)  # as if there were a GPU
+    assert choose(bundle, device="cuda").variant == "fp32"
+    edited = Bundle(bundle.path, bundle.manifest, card_edited=True)
+    assert "was edited" in choose(edited, device="cuda").notes[0]
+
+
+@NO_CUDA
+def test_a_gpu_that_is_not_here_is_refused_at_once(entities_bundle: Path) -> None:
+    with pytest.raises(BadInput, match="--device is cuda"):
+        create_app([entities_bundle], ServeSettings(device="cuda"))
+    for opened in (Pipeline, OfflinePool):
+        with pytest.raises(BadInput, match="--device is cuda"):
+            opened(entities_bundle, device="cuda")
+
+
+@pytest.mark.skipif(gpus() > 0, reason="there is a GPU")
+@pytest.mark.parametrize(
+    ("providers", "remedy"),
+    [([], INSTALL_ONNXRUNTIME_GPU), ([runtimes.CUDA], "finds no GPU: nvidia-smi must list one")],
+)
+def test_the_package_is_named_where_it_is_missing_and_the_driver_where_that_is(
+    monkeypatch: pytest.MonkeyPatch, providers: list[str], remedy: str
+) -> None:
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [*providers, "CPUExecutionProvider"])
+    assert gpu_lacks().endswith(remedy)
+
+
+def test_a_gpu_has_one_worker_process_and_one_front_unless_more_are_given() -> None:
+    assert fronts_of(ServeSettings(device="cuda")) == (1, 1)
+    assert fronts_of(ServeSettings(device="cuda", processes=3)) == (1, 3)
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:0", ""])
+def test_a_device_of_another_name_is_refused_and_not_run_on_the_cpu(entities_bundle: Path, device: str) -> None:
+    for opened in (Pipeline, OfflinePool):
+        with pytest.raises(BadInput, match="give 'cpu' or 'cuda'"):
+            opened(entities_bundle, device=device)  # type: ignore[arg-type]

@@ -1,6 +1,5 @@
-"""Who is let in by a real server, and what its log has of them."""
+"""Which clients a real server lets in, and what its log has of them."""
 
-import json
 import os
 import re
 import signal
@@ -14,20 +13,34 @@ import httpx
 import psutil
 import pytest
 from patience import PATIENCE_S
-from server_process import ROOT, Server, read_answer, request, serving, until
+from server_process import HTTP, ROOT, Server, read_answer, request, serving, until
+from starlette.testclient import TestClient
+
+from serve.http.access import Access
+from serve.http.api_keys import read_keys
+from serve.http.app import create_app, hosts_of
+from serve.settings import ServeSettings
 
 ALICE, BOB, CAROL = "alice-0123456789abcdef", "bob-0123456789abcdef", "carol-0123456789abcdef"
 PAGES = "https://app.example"
 ROME = {"text": "fly to rome"}
+EVERYWHERE = "0.0.0.0"  # noqa: S104  # what is warned of
 
 
 @pytest.fixture(scope="module")
 def server(entities_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     keys = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text(f"alice:{ALICE}\nbob:{BOB} rate=2/h\ncarol:{CAROL} concurrency=1\n")
-    with serving(
-        entities_bundle, "--keys", keys, "--allow-origin", PAGES, "--allow-origin", "http://localhost:3000"
-    ) as server:
+    origins = ["--allow-origin", PAGES, "--allow-origin", "http://localhost:3000"]
+    proxies = {"FORWARDED_ALLOW_IPS": "10.0.0.0/8"}
+    with serving(entities_bundle, "--host", EVERYWHERE, "--keys", keys, *origins, environment=proxies) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def open_server(entities_bundle: Path) -> Iterator[Server]:
+    """Without keys, on every address, with lines of text in its log."""
+    with serving(entities_bundle, "--host", EVERYWHERE, "--log-texts", "--log-format", "text") as server:
         yield server
 
 
@@ -41,7 +54,7 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def test_only_who_has_a_key_is_answered(client: httpx.Client) -> None:
+def test_without_a_key_nothing_is_answered(client: httpx.Client) -> None:
     for headers in ({}, bearer("wrong"), {"X-Api-Key": ALICE[:-1]}):
         for refused in (
             client.post("/v1/entities", json=ROME, headers=headers),
@@ -75,9 +88,7 @@ def test_a_key_may_have_so_many_requests_at_once(client: httpx.Client, server: S
     worker.suspend()
     try:
         with ThreadPoolExecutor(1) as thread:
-            first = thread.submit(
-                httpx.post, f"{server.url}/v1/entities", json=ROME, headers=bearer(CAROL), timeout=PATIENCE_S
-            )
+            first = thread.submit(server.post, "/v1/entities", json=ROME, headers=bearer(CAROL))
             until(lambda: client.get("/v1/models", headers=bearer(CAROL)).status_code == 429)
             assert not first.done()
             worker.resume()
@@ -93,9 +104,8 @@ def test_a_page_of_an_allowed_origin_may_call_and_no_other(client: httpx.Client)
     assert (allowed.status_code, allowed.content) == (204, b"")
     assert allowed.headers["access-control-allow-origin"] == PAGES
     assert "POST" in allowed.headers["access-control-allow-methods"]
-    assert {"content-type", "authorization", "x-api-key"} <= set(
-        allowed.headers["access-control-allow-headers"].split(", ")
-    )
+    names = set(allowed.headers["access-control-allow-headers"].split(", "))
+    assert {"content-type", "authorization", "x-api-key"} <= names
     assert "origin" in allowed.headers["vary"].lower()
 
     refused = client.options("/v1/entities", headers={"Origin": "https://evil.example", **asks})
@@ -110,22 +120,17 @@ def test_a_page_of_an_allowed_origin_may_call_and_no_other(client: httpx.Client)
     assert answered.headers["access-control-allow-origin"] == PAGES
     assert "x-request-id" in answered.headers["access-control-expose-headers"]
     # A page may read why it was refused, too.
-    assert (
-        client.post("/v1/entities", json=ROME, headers={"Origin": PAGES}).headers["access-control-allow-origin"]
-        == PAGES
-    )
+    without_key = client.post("/v1/entities", json=ROME, headers={"Origin": PAGES})
+    assert without_key.headers["access-control-allow-origin"] == PAGES
     other = client.post("/v1/entities", json=ROME, headers={"Origin": "https://app.example.evil", **bearer(ALICE)})
     assert "access-control-allow-origin" not in other.headers
     assert "origin" in other.headers["vary"].lower()
 
 
-def test_a_request_is_one_line_of_json_that_says_who_what_and_how_long(client: httpx.Client, server: Server) -> None:
+def test_a_request_is_one_line_of_json_with_its_key_model_and_sizes(client: httpx.Client, server: Server) -> None:
     sent = b'{"text": ["fly to rome", "oslo"]}'
-    client.post(
-        "/v1/entities",
-        content=sent,
-        headers={"Content-Type": "application/json", "X-Request-Id": "seen-1", **bearer(ALICE)},
-    )
+    headers = {"Content-Type": "application/json", "X-Request-Id": "seen-1", **bearer(ALICE)}
+    client.post("/v1/entities", content=sent, headers=headers)
     entry = server.logged(lambda entry: entry["request_id"] == "seen-1")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", entry.pop("time"))
     assert entry.pop("ms") > 0
@@ -177,55 +182,50 @@ def test_probes_are_not_logged_when_all_is_well(client: httpx.Client, server: Se
     assert not [entry for entry in server.entries() if entry["request_id"] == "probe-1"]
 
 
-def test_without_keys_all_is_open_and_other_origins_are_closed(entities_bundle: Path, tmp_path: Path) -> None:
-    with serving(entities_bundle, "--log-texts", "--log-format", "text") as server:
-        answer = httpx.post(
-            f"{server.url}/v1/entities",
-            json={"text": "fly\nto rome"},
-            headers={"Origin": PAGES, "X-Request-Id": "open-1"},
-            timeout=PATIENCE_S,
-        )
-        assert answer.status_code == 200
-        assert not [name for name in answer.headers if name.startswith("access-control")]
-        asks = {"Origin": PAGES, "Access-Control-Request-Method": "POST"}
-        assert httpx.options(f"{server.url}/v1/entities", headers=asks, timeout=PATIENCE_S).status_code == 405
-        assert httpx.get(f"{server.url}/metrics", timeout=PATIENCE_S).status_code == 200
-        until(lambda: any("request_id=open-1" in line for line in server.log()))
-        (line,) = [line for line in server.log() if "request_id=open-1" in line]
-        assert "status=200" in line
-        assert line.endswith(r'texts=["fly\nto rome"]')
+def test_without_keys_all_is_open_and_other_origins_are_closed(open_server: Server) -> None:
+    asked = {"Origin": PAGES, "X-Request-Id": "open-1", "Host": "any.example"}
+    answer = open_server.post("/v1/entities", json={"text": "fly\nto rome"}, headers=asked)
+    assert answer.status_code == 200
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+    preflight = {"Origin": PAGES, "Access-Control-Request-Method": "POST"}
+    assert HTTP.options(f"{open_server.url}/v1/entities", headers=preflight).status_code == 405
+    assert open_server.get("/metrics").status_code == 200
+    until(lambda: any("request_id=open-1" in line for line in open_server.log()))
+    (line,) = [line for line in open_server.log() if "request_id=open-1" in line]
+    assert "status=200" in line
+    assert line.endswith(r'texts=["fly\nto rome"]')
 
 
-def test_metrics_are_open_where_that_was_asked(entities_bundle: Path) -> None:
-    environment = {"STILLROOM_KEYS": f"alice:{ALICE}"}
-    with serving(entities_bundle, "--open-metrics", "--no-access-log", environment=environment) as server:
-        assert httpx.get(f"{server.url}/metrics", timeout=PATIENCE_S).status_code == 200
-        assert httpx.get(f"{server.url}/v1/models", timeout=PATIENCE_S).status_code == 401
-        assert httpx.get(f"{server.url}/v1/models", headers=bearer(ALICE), timeout=PATIENCE_S).status_code == 200
-        assert server.entries() == []
+def test_a_server_that_others_reach_without_a_key_warns_once_and_no_other(
+    server: Server, open_server: Server, plain_server: Server
+) -> None:
+    until(lambda: any("ready" in line for line in open_server.log()))  # which is logged last
+    (warning,) = [line for line in open_server.log() if "without keys" in line]
+    assert EVERYWHERE in warning
+    assert "--keys" in warning
+    for other in (server, plain_server):
+        other.logged(lambda _: True, "ready")
+        assert not [line for line in other.log() if "without keys" in line]
 
 
-def test_keys_are_read_again_on_sighup(entities_bundle: Path, tmp_path: Path) -> None:
+def test_keys_are_read_again_on_sighup_with_open_metrics_and_no_log(entities_bundle: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(f"alice:{ALICE}\n")
-    with serving(entities_bundle, "--keys", keys) as server:
+    with serving(entities_bundle, "--keys", keys, "--open-metrics", "--no-access-log") as server:
 
         def status(key: str) -> int:
-            return httpx.get(f"{server.url}/v1/models", headers=bearer(key), timeout=PATIENCE_S).status_code
+            return server.get("/v1/models", headers=bearer(key)).status_code
 
-        assert (status(ALICE), status(BOB)) == (200, 401)
+        assert (status(ALICE), status(BOB), server.get("/metrics").status_code) == (200, 401, 200)
         keys.write_text("nonsense\n")
         os.kill(server.process.pid, signal.SIGHUP)
-        server.logged(
-            lambda entry: entry["level"] == "error",
-            "keys stay as they were: "
-            f"{keys}, line 1: cannot be read; give `name:key`, or `name sha256:HEX` with 64 hexadecimal digits",
-        )
+        until(lambda: any(f"keys stay as they were: {keys}, line 1" in line for line in server.log()))
         assert (status(ALICE), status(BOB)) == (200, 401)
         keys.write_text(f"bob:{BOB}\n")
         os.kill(server.process.pid, signal.SIGHUP)
         until(lambda: status(BOB) == 200)
         assert status(ALICE) == 401
+        assert server.entries() == []
 
 
 def test_a_log_that_nobody_reads_costs_lines_and_not_answers(entities_bundle: Path) -> None:
@@ -264,12 +264,14 @@ def test_a_log_that_nobody_reads_costs_lines_and_not_answers(entities_bundle: Pa
     [
         (["--keys", "nowhere"], "the keys in nowhere cannot be read"),
         (["--allow-origin", "app.example"], "--allow-origin is 'app.example'; give http or https"),
-        (
-            ["--connections", "0", "--head-s", "-1"],
-            "1. --connections is 0; give a whole number from 1.\n2. --head-s is -1",
-        ),
+        (["--connections", "0", "--head-s", "-1"], "2. --head-s is -1"),
         (["--bodies-bytes", "10"], "give at least the 1,000,000 bytes of --body-bytes"),
         (["--tls-key", "key.pem"], "--tls-key needs --tls-cert"),
+        (["--fronts", "3", "--processes", "2"], "--fronts"),
+        (["--alias", "prod"], "'prod'; give OTHER=NAME"),
+        (["--alias", "=cities"], "'=cities'; give OTHER=NAME"),
+        (["--alias", "prod="], "'prod='; give OTHER=NAME"),
+        (["--request-texts", "0"], "--request-texts"),
         (["--tls-cert", "nowhere.pem"], "the certificate nowhere.pem"),
     ],
 )
@@ -291,65 +293,48 @@ def test_a_request_before_its_key_is_known_is_not_read(server: Server) -> None:
         assert status == 401
 
 
+OWN = ["localhost", "LOCALHOST:80", "localhost.", "stillroom.localhost", "a.B.localhost.:8000", "127.0.0.1", "127.9.9.9:8000",
+       "[::1]:8000", "ner.example", "ner.Example:443"]  # fmt: skip
+FOREIGN = ["evil.example", "ner.example.evil.example", "localhost.evil.example", "evillocalhost", "127.0.0.1.evil.example",
+           "sub.ner.example", "other"]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("arguments", "warned"),
+    ("settings", "keys", "hosts", "status"),
     [
-        pytest.param(["--host", "0.0.0.0"], True, id="every-address"),  # noqa: S104  # what is warned of
-        pytest.param([], False, id="loopback"),
-        pytest.param(["--host", "localhost"], False, id="loopback-by-name"),
-        pytest.param(["--host", "0.0.0.0", "--keys"], False, id="with-keys"),  # noqa: S104
+        pytest.param(ServeSettings(allow_host=("NER.example.",)), "", OWN, 200, id="its-own-names"),
+        pytest.param(ServeSettings(allow_host=("NER.example.",)), "", FOREIGN, 403, id="others"),
+        pytest.param(ServeSettings(), "", FOREIGN, 403, id="on-the-loopback-by-itself"),
+        pytest.param(ServeSettings(), f"alice:{ALICE}", FOREIGN, 200, id="with-keys"),
+        pytest.param(ServeSettings(allow_host=("*",)), "", FOREIGN, 200, id="any-name-allowed"),
+        pytest.param(ServeSettings(host=EVERYWHERE), "", FOREIGN, 200, id="on-every-address"),
     ],
 )
-def test_a_server_that_others_reach_without_a_key_says_so_once(
-    entities_bundle: Path, tmp_path: Path, arguments: list[str], warned: bool
+def test_a_server_on_the_loopback_without_keys_answers_only_for_its_own_names(
+    settings: ServeSettings,
+    keys: str,
+    hosts: list[str],
+    status: int,
+    entities_bundle: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if "--keys" in arguments:
-        (tmp_path / "keys").write_text(f"alice:{ALICE}\n")
-        arguments = [*arguments, str(tmp_path / "keys")]
-    with serving(entities_bundle, *arguments) as server:
-        until(lambda: bool(server.entries("ready")))  # which is logged last
-        said = [entry["message"] for entry in map(json.loads, server.log()) if "without keys" in entry["message"]]
-    assert len(said) == warned
-    if warned:
-        assert "without keys on 0.0.0.0" in said[0]
-        assert "give --keys" in said[0]
+    environment = {"STILLROOM_KEYS": keys} if keys else {}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    access = Access(read_keys(None, environment), hosts=hosts_of(settings))
+    client = TestClient(create_app([entities_bundle], settings, access))
+    for host in hosts:
+        for path in ("/v1/models", "/", "/metrics", "/v2", "/healthz"):
+            answer = client.get(path, headers={"Host": host, **bearer(ALICE)})
+            assert answer.status_code == status, (host, path)
+            assert ("--allow-host" in answer.text) is (status == 403)
 
 
-def test_a_server_on_the_loopback_without_keys_answers_only_for_its_own_names(entities_bundle: Path) -> None:
-    with serving(entities_bundle, "--allow-host", "NER.example.") as server:
-        for host in (
-            "localhost",
-            "LOCALHOST:80",
-            "localhost.",
-            "stillroom.localhost",
-            "a.B.localhost.:8000",
-            "127.0.0.1",
-            "127.9.9.9:8000",
-            "[::1]:8000",
-            "ner.example",
-            "ner.Example:443",
-        ):
-            answer = httpx.post(f"{server.url}/v1/entities", json=ROME, headers={"Host": host}, timeout=PATIENCE_S)
-            assert answer.status_code == 200, host
-        for host in (
-            "evil.example",
-            "ner.example.evil.example",
-            "localhost.evil.example",
-            "evillocalhost",
-            "127.0.0.1.evil.example",
-            "sub.ner.example",
-            "other",
-        ):
-            for path in ("/v1/models", "/", "/metrics", "/v2", "/readyz"):
-                answer = httpx.get(f"{server.url}{path}", headers={"Host": host}, timeout=PATIENCE_S)
-                assert answer.status_code == 403, (host, path)
-                assert "--allow-host" in answer.text
+FORWARDED = {"X-Forwarded-For": "203.0.113.7, 127.0.0.1", "X-Forwarded-Proto": "https"}
 
 
-def test_a_server_with_keys_or_with_any_host_allowed_answers_for_every_name(
-    client: httpx.Client, entities_bundle: Path
-) -> None:
-    there = {"Host": "ner.example"}
-    assert client.get("/v1/models", headers={**there, **bearer(ALICE)}).status_code == 200
-    with serving(entities_bundle, "--allow-host", "*") as server:
-        assert httpx.get(f"{server.url}/v1/models", headers=there, timeout=PATIENCE_S).status_code == 200
+def test_the_address_of_a_client_is_believed_from_trusted_proxies_alone(server: Server, plain_server: Server) -> None:
+    # By default those of this machine are trusted.
+    for asked, client, scheme in ((plain_server, "203.0.113.7", "https"), (server, "127.0.0.1", "http")):
+        assert f"curl -s {scheme}://" in asked.get("/docs", headers=FORWARDED).text
+        assert asked.logged(lambda entry: entry["path"] == "/docs")["client"] == client  # awaited here

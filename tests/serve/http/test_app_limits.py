@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import json
 import os
 import re
 import signal
@@ -13,6 +14,8 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from coroutines import asynchronous
+from lookup_bundles import write_manifest
 from patience import PATIENCE_S
 from starlette.applications import Starlette
 
@@ -72,28 +75,10 @@ async def until(client: httpx.AsyncClient, line: str) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_a_full_queue_answers_429_and_says_when_to_come_again(entities_bundle: Path) -> None:
-    app = create_app([entities_bundle], ServeSettings(processes=1, limits=Limits(queued_texts=2)))
-
-    async def scenario(client: httpx.AsyncClient) -> None:
-        with stopped():
-            running = asyncio.create_task(client.post("/v1/entities", json={"text": "rome"}))
-            await until(client, 'stillroom_batches_released_total{model="cities",reason="idle"} 1.0')
-            waiting = asyncio.create_task(client.post("/v1/entities", json={"text": ["a", "b"]}))
-            await until(client, 'stillroom_queue_texts{model="cities"} 2.0')
-            refused = await client.post("/v1/entities", json={"text": "oslo"})
-        assert refused.status_code == 429
-        assert refused.json()["error"]["code"] == "overloaded"
-        assert int(refused.headers["retry-after"]) >= 1
-        assert (await running).status_code == (await waiting).status_code == 200
-
-    asking(app, scenario)
-
-
-def test_a_text_beside_a_long_one_that_holds_the_only_process_is_told_when_to_come_again(entities_bundle: Path) -> None:
+@asynchronous
+async def test_a_text_beside_a_long_one_in_the_only_process_is_told_when_to_come_again(entities_bundle: Path) -> None:
     app = create_app([entities_bundle], ServeSettings(processes=1))
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with client_of(app) as client:
         with stopped():
             long = asyncio.create_task(client.post("/v1/entities", json={"text": "rome " * 19_800}))
             async with asyncio.timeout(PATIENCE_S):
@@ -107,15 +92,15 @@ def test_a_text_beside_a_long_one_that_holds_the_only_process_is_told_when_to_co
         assert (await long).status_code == 200
         assert (await client.post("/v1/entities", json={"text": "oslo"})).status_code == 200
 
-    asking(app, scenario)
 
-
-def test_an_answer_that_takes_too_long_is_504_and_what_was_not_begun_is_dropped(entities_bundle: Path) -> None:
-    app = create_app([entities_bundle], ServeSettings(processes=1, limits=Limits(answer_s=3.0)))
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+@asynchronous
+async def test_an_answer_that_takes_too_long_is_504_and_what_was_not_begun_is_dropped(entities_bundle: Path) -> None:
+    async with client_of(
+        create_app([entities_bundle], ServeSettings(processes=1, limits=Limits(answer_s=3.0)))
+    ) as client:
         with stopped():
-            first = asyncio.create_task(client.post("/v1/entities", json={"text": "rome"}))
+            longer = {"X-Timeout-Ms": "600000"}  # a client's own time counts only where it is the shorter
+            first = asyncio.create_task(client.post("/v1/entities", json={"text": "rome"}, headers=longer))
             await until(client, 'stillroom_batches_released_total{model="cities",reason="idle"} 1.0')
             queued = asyncio.create_task(client.post("/v1/entities", json={"text": ["a", "b", "rome"]}))
             for late in (await first, await queued):
@@ -126,120 +111,55 @@ def test_an_answer_that_takes_too_long_is_504_and_what_was_not_begun_is_dropped(
         (texts,) = (line for line in (await client.get("/metrics")).text.splitlines() if line.startswith(computed))
         assert float(texts.removeprefix(computed)) in (1, 2)
 
-    asking(app, scenario)
 
-
-def test_a_client_that_hangs_up_takes_its_texts_with_it(entities_bundle: Path) -> None:
-    app = create_app([entities_bundle], ServeSettings(processes=1))
-
-    async def hang_up_after_the_body(client: httpx.AsyncClient) -> None:
-        messages = iter([{"type": "http.request", "body": b'{"text": ["a", "b"]}', "more_body": False}])
-        queued = asyncio.Event()
-
-        async def receive() -> dict[str, object]:
-            if message := next(messages, None):
-                return message
-            await queued.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message: object) -> None:
-            raise AssertionError("nobody is there to be answered")
-
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": "/v1/entities",
-            "query_string": b"",
-            "headers": [(b"content-type", b"application/json")],
-        }
-        with stopped():
-            first = asyncio.create_task(client.post("/v1/entities", json={"text": "rome"}))
-            await until(client, 'stillroom_batches_released_total{model="cities",reason="idle"} 1.0')
-            gone = asyncio.create_task(app(scope, receive, send))
-            await until(client, 'stillroom_queue_texts{model="cities"} 2.0')
-            queued.set()
-            await gone
-        assert (await first).status_code == 200
-        assert (await client.post("/v1/entities", json={"text": "oslo"})).status_code == 200
-        assert 'endpoint="/v1/entities",status="499"} 1.0' in (await client.get("/metrics")).text
-        await until(client, 'stillroom_batch_texts_sum{model="cities"} 2.0')
-
-    asking(app, hang_up_after_the_body)
-
-
-def test_what_goes_wrong_inside_stays_inside(broken_bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
-    app = create_app([broken_bundle], ServeSettings(processes=1))
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+@asynchronous
+async def test_what_goes_wrong_inside_stays_inside(broken_bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with client_of(create_app([broken_bundle], ServeSettings(processes=1))) as client:
         failed = await client.post("/v1/entities", json={"text": "refund"}, headers={"X-Request-Id": "r-1"})
         assert (failed.status_code, failed.json()["error"]["code"]) == (500, "internal")
         assert "finite" not in failed.text
         assert "r-1" in failed.text
         assert (await client.post("/v1/entities", json={"text": "rome"})).status_code == 200
-
-    asking(app, scenario)
     assert "not finite numbers" in caplog.text
     assert "r-1" in caplog.text
 
 
-def test_the_server_is_ready_only_once_its_models_have_run(entities_bundle: Path) -> None:
+@asynchronous
+async def test_the_server_is_ready_only_once_its_models_have_run(entities_bundle: Path) -> None:
     app = create_app([entities_bundle], ServeSettings(processes=1))
-
-    async def run() -> None:
-        async with client_of(app, ready=False) as client:
-            cold = await client.get("/readyz")
-            assert (cold.status_code, cold.json()["error"]["code"]) == (503, "unavailable")
-            assert (await client.get("/healthz")).status_code == 200
-            # What comes before waits for it.
-            assert (await client.post("/v1/entities", json={"text": "rome"})).status_code == 200
-            while (await client.get("/readyz")).status_code != 200:
-                await asyncio.sleep(0.01)
-
-    asyncio.run(run())
+    async with client_of(app, ready=False) as client:
+        cold = await client.get("/readyz")
+        assert (cold.status_code, cold.json()["error"]["code"]) == (503, "unavailable")
+        assert (await client.get("/healthz")).status_code == 200
+        # What comes before waits for it.
+        assert (await client.post("/v1/entities", json={"text": "rome"})).status_code == 200
+        while (await client.get("/readyz")).status_code != 200:
+            await asyncio.sleep(0.01)
 
 
-def test_the_models_processes_end_with_the_server(entities_bundle: Path) -> None:
-    app = create_app([entities_bundle], ServeSettings(processes=2))
-
+@pytest.mark.parametrize("broken_off", [False, True])
+def test_the_models_processes_end_with_the_server_or_its_failure(entities_bundle: Path, broken_off: bool) -> None:
     async def scenario(client: httpx.AsyncClient) -> None:
-        await client.post("/v1/entities", json={"text": "rome"})
         assert len(model_processes()) == 2
+        if broken_off:
+            raise KeyError("what it stands in")
 
-    asking(app, scenario)
+    with pytest.raises(KeyError) if broken_off else contextlib.nullcontext():
+        asking(create_app([entities_bundle], ServeSettings(processes=2)), scenario)
     assert model_processes() == []
 
 
-def test_many_texts_are_answered_as_each_alone(entities_bundle: Path) -> None:
-    app = create_app([entities_bundle], ServeSettings(processes=2))
-    texts = [f"{'please ' * (index % 9)}rome" for index in range(300)]
-
-    async def scenario(client: httpx.AsyncClient) -> None:
-        many = (await client.post("/v1/entities", json={"text": texts})).json()["results"]
-        one = (await client.post("/v1/entities", json={"text": "rome"})).json()["results"]
-        assert many[0] == one[0]
-        assert [result["entities"][0]["text"] for result in many] == ["rome"] * 300
-
-    asking(app, scenario)
-
-
-def test_an_app_that_is_broken_off_leaves_no_process(entities_bundle: Path) -> None:
-    async def broken_off(client: httpx.AsyncClient) -> None:
-        assert model_processes()
-        raise KeyError("what it stands in")
-
-    with pytest.raises(KeyError, match="what it stands in"):
-        asking(create_app([entities_bundle], ServeSettings(processes=1)), broken_off)
-    assert model_processes() == []
-
-
-def test_a_process_that_dies_costs_its_own_requests_and_another_takes_its_place(entities_bundle: Path) -> None:
-    app = create_app([entities_bundle], ServeSettings(processes=1))
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+@asynchronous
+async def test_a_process_that_dies_costs_its_own_requests_and_another_takes_its_place(entities_bundle: Path) -> None:
+    async with client_of(create_app([entities_bundle], ServeSettings(processes=1))) as client:
+        (idle,) = model_processes()
+        idle.kill()
+        await until(client, 'stillroom_process_restarts_total{model="cities"} 1.0')
+        assert (await client.post("/v1/entities", json={"text": "oslo"})).status_code == 200
         (process,) = model_processes()
         process.send_signal(signal.SIGSTOP)
         lost = asyncio.create_task(client.post("/v1/entities", json={"text": "rome"}))
-        await until(client, 'stillroom_batches_released_total{model="cities",reason="idle"} 1.0')
+        await until(client, 'stillroom_batches_released_total{model="cities",reason="idle"} 2.0')
         waiting = asyncio.create_task(client.post("/v1/entities", json={"text": "oslo"}))
         await until(client, 'stillroom_queue_texts{model="cities"} 1.0')
         process.kill()
@@ -247,32 +167,14 @@ def test_a_process_that_dies_costs_its_own_requests_and_another_takes_its_place(
         assert (failed.status_code, failed.json()["error"]["code"]) == (503, "unavailable")
         assert (await waiting).json()["results"][0]["entities"][0]["text"] == "oslo"
         assert (await client.get("/readyz")).status_code == 200
-        await until(client, 'stillroom_process_restarts_total{model="cities"} 1.0')
-
-    asking(app, scenario)
+        await until(client, 'stillroom_process_restarts_total{model="cities"} 2.0')
 
 
-def test_a_process_that_dies_idle_is_replaced(entities_bundle: Path) -> None:
-    app = create_app([entities_bundle], ServeSettings(processes=1))
-
-    async def scenario(client: httpx.AsyncClient) -> None:
-        (process,) = model_processes()
-        process.kill()
-        await until(client, 'stillroom_process_restarts_total{model="cities"} 1.0')
-        assert (await client.post("/v1/entities", json={"text": "oslo"})).status_code == 200
-
-    asking(app, scenario)
-
-
-def test_a_bundle_that_changed_on_disk_is_not_served(
-    entities_bundle: Path, copied: Callable[[Path], Path], manifest_writer: Callable[..., None]
-) -> None:
-    folder = copied(entities_bundle)
-    app = create_app([folder], ServeSettings(processes=1))
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+@asynchronous
+async def test_a_bundle_that_changed_on_disk_is_not_served(bundle_copy: Path) -> None:
+    async with client_of(create_app([bundle_copy], ServeSettings(processes=1))) as client:
         before = (await client.post("/v1/entities", json={"text": "rome"})).json()
-        manifest_writer(folder, max_length=31)
+        write_manifest(bundle_copy, max_length=31)
         # What was opened goes on as it was.
         assert (await client.post("/v1/entities", json={"text": "rome"})).json() == before
         (process,) = model_processes()
@@ -284,73 +186,43 @@ def test_a_bundle_that_changed_on_disk_is_not_served(
             while (refused := await client.post("/v1/entities", json={"text": "rome"})).status_code != 503:
                 await asyncio.sleep(0.01)
         assert "no worker process of model" in refused.json()["error"]["message"]
-        manifest_writer(folder)
+        write_manifest(bundle_copy)
         async with asyncio.timeout(PATIENCE_S):
             while (await client.get("/readyz")).status_code != 200:
                 await asyncio.sleep(0.01)
         assert (await client.post("/v1/entities", json={"text": "rome"})).json() == before
 
-    asking(app, scenario)
 
-
-def test_a_model_that_cannot_be_started_is_not_ready_and_refuses_while_others_answer(
-    entities_bundle: Path,
-    intents_bundle: Path,
-    copied: Callable[[Path], Path],
-    manifest_writer: Callable[..., None],
-    caplog: pytest.LogCaptureFixture,
+@asynchronous
+async def test_a_model_that_cannot_be_started_is_not_ready_and_refuses_while_others_answer(
+    intents_bundle: Path, bundle_copy: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = copied(entities_bundle)
-    app = create_app([folder, intents_bundle], ServeSettings(processes=1))
-    manifest_writer(folder, max_length=31)  # it is not what was opened any more
-
-    async def scenario() -> None:
-        async with client_of(app, ready=False) as client, asyncio.timeout(PATIENCE_S):
-            while (await client.get("/v2/models/intents/ready")).status_code != 200:
-                await asyncio.sleep(0.01)
-            assert (await client.post("/v1/classify", json={"text": "refund"})).status_code == 200
-            refused = await client.post("/v1/entities", json={"text": "rome"})
-            assert (refused.status_code, "'cities'" in refused.json()["error"]["message"]) == (503, True)
-            for path in ("/readyz", "/v2/health/ready", "/v2/models/cities/ready"):
-                assert (await client.get(path)).status_code == 503, path
-
-    asyncio.run(scenario())
+    app = create_app([bundle_copy, intents_bundle], ServeSettings(processes=1))
+    write_manifest(bundle_copy, max_length=31)  # it is not what was opened any more
+    async with client_of(app, ready=False) as client, asyncio.timeout(PATIENCE_S):
+        while (await client.get("/v2/models/intents/ready")).status_code != 200:
+            await asyncio.sleep(0.01)
+        assert (await client.post("/v1/classify", json={"text": "refund"})).status_code == 200
+        refused = await client.post("/v1/entities", json={"text": "rome"})
+        assert (refused.status_code, "'cities'" in refused.json()["error"]["message"]) == (503, True)
+        for path in ("/readyz", "/v2/health/ready", "/v2/models/cities/ready"):
+            assert (await client.get(path)).status_code == 503, path
     assert "'cities' cannot be served" in caplog.text
     assert "was changed" in caplog.text
 
 
-def test_a_reload_does_not_take_another_model_for_the_one_that_was(
-    entities_bundle: Path,
-    copied: Callable[[Path], Path],
-    manifest_writer: Callable[..., None],
-    caplog: pytest.LogCaptureFixture,
+def test_a_reload_serves_the_new_bundle_and_drops_no_request(
+    bundle_copy: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = copied(entities_bundle)
-    app = create_app([folder], ServeSettings(processes=1))
-
-    async def scenario(client: httpx.AsyncClient) -> None:
-        manifest_writer(folder, name="towns")
-        os.kill(os.getpid(), signal.SIGHUP)
-        await until(client, 'stillroom_reloads_total{model="cities",result="failed"} 1.0')
-        answered = await client.post("/v1/entities", json={"text": "rome"})
-        assert (answered.status_code, answered.json()["model"]) == (200, "cities")
-
-    asking(app, scenario)
-    assert "'towns'" in caplog.text
-
-
-def test_a_reload_serves_what_lies_there_now_and_drops_no_request(
-    entities_bundle: Path, copied: Callable[[Path], Path], manifest_writer: Callable[..., None]
-) -> None:
-    folder = copied(entities_bundle)
-    app = create_app([folder], ServeSettings(processes=1))
+    app = create_app([bundle_copy], ServeSettings(processes=1))
+    listed = json.loads((bundle_copy / "manifest.json").read_text())["files"]
 
     async def digest(client: httpx.AsyncClient) -> str:
         return str((await client.get("/v1/models")).json()["models"][0]["digest"])
 
     async def scenario(client: httpx.AsyncClient) -> None:
         before = await digest(client)
-        manifest_writer(folder, max_length=31)
+        write_manifest(bundle_copy, max_length=31)
         statuses: list[int] = []
 
         async def keep_asking() -> None:
@@ -367,18 +239,29 @@ def test_a_reload_serves_what_lies_there_now_and_drops_no_request(
             while len(model_processes()) != 1:  # the old one's is gone
                 await asyncio.sleep(0.01)
 
-        (folder / "onnx" / "model.onnx").write_bytes(b"broken")
+        # Another model is not taken for the one that was, and what is no bundle is not taken at all.
+        write_manifest(bundle_copy, name="towns")
+        await reload_fails(client, 1)
+        assert "'towns'" in caplog.text
+        write_manifest(bundle_copy, files={**listed, "a\0.json": {"sha256": "", "bytes": 0}})
+        await reload_fails(client, 2)
+        (bundle_copy / "onnx" / "model.onnx").write_bytes(b"broken")
+        await reload_fails(client, 3)
+
+    async def reload_fails(client: httpx.AsyncClient, times: int) -> None:
         os.kill(os.getpid(), signal.SIGHUP)
-        await until(client, 'stillroom_reloads_total{model="cities",result="failed"} 1.0')
-        assert (await client.post("/v1/entities", json={"text": "rome"})).status_code == 200
+        await until(client, f'stillroom_reloads_total{{model="cities",result="failed"}} {times}.0')
+        answered = await client.post("/v1/entities", json={"text": "rome"})
+        assert (answered.status_code, answered.json()["model"]) == (200, "cities")
 
     asking(app, scenario)
 
 
-def test_a_model_answers_to_its_aliases_and_names_them(entities_bundle: Path) -> None:
-    app = create_app([entities_bundle], ServeSettings(processes=1, alias=("prod=cities", "live=cities")))
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+@asynchronous
+async def test_a_model_answers_to_its_aliases_and_names_them(entities_bundle: Path) -> None:
+    async with client_of(
+        create_app([entities_bundle], ServeSettings(processes=1, alias=("prod=cities", "live=cities")))
+    ) as client:
         answered = await client.post("/v1/entities", json={"text": "rome", "model": "prod"})
         assert answered.json()["model"] == "cities"
         unknown = await client.post("/v1/entities", json={"text": "rome", "model": "dev"})
@@ -391,27 +274,20 @@ def test_a_model_answers_to_its_aliases_and_names_them(entities_bundle: Path) ->
         assert schemas["EntitiesRequest"]["properties"]["model"]["enum"] == ["cities", "prod", "live", None]
         assert schemas["ModelDescription"]["properties"]["aliases"] == {"type": "array", "items": {"type": "string"}}
         assert "aliases" in schemas["ModelDescription"]["required"]
-
-    asking(app, scenario)
     with pytest.raises(BadInput, match="alias 'prod' for 'towns': the bundles are 'cities'"):
         create_app([entities_bundle], ServeSettings(alias=("prod=towns",)))
 
 
-def test_an_input_that_the_model_does_not_have_is_refused(
-    entities_bundle: Path, copied: Callable[[Path], Path], manifest_writer: Callable[..., None]
-) -> None:
-    folder = copied(entities_bundle)
-    manifest_writer(folder, inputs=["input_ids", "attention_mask"])
+@asynchronous
+async def test_an_input_that_the_model_does_not_have_is_refused(bundle_copy: Path) -> None:
+    write_manifest(bundle_copy, inputs=["input_ids", "attention_mask"])
     about = {"datatype": "INT64", "shape": [1, 2], "data": [[1, 1]]}
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with client_of(create_app([bundle_copy], ServeSettings(processes=1))) as client:
         for inputs, status in (("input_ids",), 200), (("input_ids", "token_type_ids"), 422):
             asked = {"inputs": [{"name": name, **about} for name in inputs]}
             answered = await client.post("/v2/models/cities/infer", json=asked)
             assert answered.status_code == status, answered.text
         assert "token_type_ids" in answered.text
-
-    asking(create_app([folder], ServeSettings(processes=1)), scenario)
 
 
 def test_a_server_needs_at_least_one_bundle() -> None:

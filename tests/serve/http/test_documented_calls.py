@@ -5,7 +5,6 @@ import io
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -13,7 +12,6 @@ import pytest
 from patience import PATIENCE_S
 from repository import ROOT
 
-from benchmarks.serve.small_server import serving
 from serve import errors
 from serve.errors import StillroomError
 from serve.http.access import OPEN_PATHS
@@ -45,12 +43,6 @@ CALLS = [
 ]
 PROGRAMS = blocks(HTTP, "python")
 JSON_PAGES = (HTTP, "reference/errors.md", "serving.md", "monitoring.md", "deploying.md")
-
-
-@pytest.fixture(scope="module")
-def url(bundle_of_each_kind: list[Path]) -> Iterator[str]:
-    with serving(bundle_of_each_kind) as url:
-        yield url
 
 
 def here(block: str, url: str) -> str:

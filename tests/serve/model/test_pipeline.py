@@ -4,19 +4,21 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lookup_bundles import INTENTS, intent_table, number_table, write_bundle, write_graph, write_manifest
+from lookup_bundles import INTENTS, city_table, intent_table, number_table, write_bundle, write_graph, write_manifest
 
-from serve import Pipeline, open_bundle
-from serve.errors import BadInput, BundleError
-from serve.model.pipeline import length_batches
-
-Copy = Callable[[Path], Path]
-Writer = Callable[..., None]
+from serve.bundle.manifest import TaskName
+from serve.client import Client
+from serve.errors import BadInput
+from serve.model.pipeline import Pipeline, length_batches
+from serve.tasks import SERVED_TASKS, TASKS, open_bundle, task_named, task_of
+from serve.tasks.relations import RELATIONS
+from serve.text.entity_markers import marked
 
 TEXT = "😀 Fly to Rome,\r\n\tfrom new york or Mu\u0308nchen: München!"
 
@@ -42,33 +44,6 @@ def test_entities_are_cut_exactly_from_the_text_as_sent(cities: Pipeline) -> Non
     assert found(answer) == [("Rome", 9, 13), ("new york", 22, 30), ("München", 44, 51)]
     assert all(TEXT[start:end] == text for text, start, end in found(answer))
     assert answer["truncated"] is False
-
-
-@pytest.mark.parametrize(
-    ("unit", "encoding", "unit_bytes"),
-    [("codepoints", "utf-32-le", 4), ("utf16", "utf-16-le", 2), ("utf8", "utf-8", 1)],
-)
-def test_offsets_cut_the_text_in_the_unit_asked_for(
-    cities: Pipeline, unit: str, encoding: str, unit_bytes: int
-) -> None:
-    encoded = TEXT.encode(encoding)
-    entities = found(cities(TEXT, offsets=unit))
-    assert len(entities) == 3
-    for text, start, end in entities:
-        assert encoded[start * unit_bytes : end * unit_bytes].decode(encoding) == text
-
-
-def test_a_list_gives_a_list_in_its_own_order(cities: Pipeline) -> None:
-    texts = ["from oslo please " * 3, "rome", "", "a b", "fly to paris", "rome"]
-    assert cities(texts) == [cities(text) for text in texts]
-    assert [len(answer["entities"]) for answer in cities(texts)] == [3, 1, 0, 0, 1, 1]
-
-
-def test_low_scores_are_left_out_when_asked(cities: Pipeline) -> None:
-    (entity,) = cities("rome")["entities"]
-    assert 0.9 < entity["score"] < 0.95
-    assert entity["score"] == round(entity["score"], 6)
-    assert cities("rome", min_score=0.95)["entities"] == []
 
 
 def test_classes_come_likeliest_first_and_sum_to_one(intents: Pipeline) -> None:
@@ -105,37 +80,16 @@ def test_a_pair_is_read_as_one_text_of_two(intents: Pipeline) -> None:
         (lambda cities: cities("a", abstain=True), "abstain"),
     ],
 )
-def test_what_cannot_be_answered_is_refused_with_its_field(
-    cities: Pipeline, call: Callable[[Pipeline], object], field: str
-) -> None:
+def test_bad_questions_are_refused_by_field(cities: Pipeline, call: Callable[[Pipeline], object], field: str) -> None:
     with pytest.raises(BadInput) as caught:
         call(cities)
     assert caught.value.field == field
 
 
-def test_what_is_no_text_is_named_with_its_article(cities: Pipeline) -> None:
-    for wrong, told in ((7, "text is an int;"), ({}, "text is a dict;"), (["a", 7], "text[1] is an int;")):
-        with pytest.raises(BadInput) as caught:
-            cities(wrong)  # type: ignore[call-overload]
-        assert caught.value.message.startswith(told)
-
-
-@pytest.mark.parametrize(
-    "changes", [{"labels": ["O", "B-city"]}, {"task": "text-classification"}], ids=["other-labels", "other-task"]
-)
-def test_a_graph_that_does_not_fit_its_manifest_is_refused(
-    entities_bundle: Path, copied: Copy, manifest_writer: Writer, changes: dict[str, object]
-) -> None:
-    folder = copied(entities_bundle)
-    manifest_writer(folder, **changes)
-    with pytest.raises(BundleError, match=r"gives logits of shape \[3, 3\]"):
-        Pipeline(folder)
-
-
-def test_the_package_offers_its_two_names_and_no_others() -> None:
+def test_the_package_offers_its_three_names_and_no_others() -> None:
     import serve
 
-    assert serve.open_bundle is open_bundle
+    assert (serve.Client, serve.Pipeline, serve.open_bundle) == (Client, Pipeline, open_bundle)
     with pytest.raises(AttributeError, match="no attribute 'Teacher'"):
         _ = serve.Teacher
 
@@ -145,7 +99,7 @@ def test_the_package_offers_its_two_names_and_no_others() -> None:
     batch_tokens=st.integers(1, 500),
     padding_tokens=st.none() | st.integers(0, 50),
 )
-def test_batches_hold_every_text_once_within_the_budget(
+def test_batches_hold_each_text_in_the_budget(
     lengths: list[int], batch_tokens: int, padding_tokens: int | None
 ) -> None:
     batches = length_batches(lengths, batch_tokens, padding_tokens)
@@ -187,6 +141,134 @@ def test_as_many_labels_are_answered_as_asked_for_whether_they_apply_or_not(mood
     assert [each["label"] for each in answer["labels"]] == ["refund", "praise"]
     assert answer["labels"][1]["score"] == round(1 / (1 + math.exp(0.2)), 6)
     assert len(moods("a b", top_k=9)["labels"]) == len(INTENTS)
+
+
+CLASSES: dict[str, Any] = {"task": "text-classification", "labels": INTENTS}
+
+
+def variants(**calibrated: object) -> dict[str, object]:
+    described = {"file": "onnx/model.onnx", "scheme": "fp32", "runtime": "onnxruntime", **calibrated}
+    return {"variants": {"fp32": described}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("calibrated")
+
+
+def test_logits_are_divided_by_the_temperature_before_they_become_scores(folder: Path) -> None:
+    classes = Pipeline(
+        write_bundle(folder / "classes", intent_table(), **CLASSES, **variants(temperature=2.0)), threads=1
+    )
+    (score,) = (each["score"] for each in classes("refund")["labels"] if each["label"] == "refund")
+    assert score == round(float(np.exp(1.5) / (np.exp(1.5) + 2)), 6)  # [CLS] refund [SEP]: 9 / 3 / 2
+    cities = Pipeline(write_bundle(folder / "cities", city_table(), **variants(temperature=2.0)), threads=1)
+    (entity,) = cities("rome")["entities"]
+    assert entity["score"] == round(float(np.exp(2) / (np.exp(2) + np.exp(0.5) + 1)), 6)
+
+
+def test_a_temperature_changes_no_decision_on_labels_that_apply_each_on_its_own(folder: Path) -> None:
+    several = {**CLASSES, "multi_label": True}
+    plain = Pipeline(write_bundle(folder / "plain", intent_table() - 2, **several), threads=1)
+    warm = Pipeline(
+        write_bundle(folder / "warm", intent_table() - 2, **several, **variants(temperature=3.0)), threads=1
+    )
+    for text in ("love refund refund", "love love refund refund fly", "a b", "refund"):
+        ours, theirs = plain(text)["labels"], warm(text)["labels"]
+        assert [each["label"] for each in ours] == [each["label"] for each in theirs]
+        logits = [np.log(each["score"] / (1 - each["score"])) for each in ours]
+        expected = [1 / (1 + np.exp(-logit / 3)) for logit in logits]
+        assert [each["score"] for each in theirs] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_an_abstaining_model_gives_no_class_below_its_threshold(folder: Path, multi_label: bool) -> None:
+    given = {**CLASSES, "multi_label": multi_label, **variants(abstain_below=0.7, temperature=1.5)}
+    pipeline = Pipeline(write_bundle(folder / f"abstaining-{multi_label}", intent_table() - 1, **given), threads=1)
+    sure, unsure = "refund refund refund", "refund a a a a a a"
+    assert pipeline(sure, top_k=1)["labels"][0]["score"] > 0.7 > pipeline(unsure, top_k=1)["labels"][0]["score"]
+    assert pipeline(sure, abstain=True) == {**pipeline(sure), "abstained": False}
+    assert pipeline(unsure, abstain=True) == {"labels": [], "truncated": False, "abstained": True}
+    assert pipeline(unsure, abstain=True, top_k=2)["labels"] == []
+    assert "abstained" not in pipeline(unsure)
+    assert len(pipeline(unsure, top_k=3)["labels"]) == 3
+
+
+def test_a_bundle_without_a_threshold_says_what_to_do(intents_bundle: Path) -> None:
+    with pytest.raises(BadInput, match=r"no `abstain_below` in its manifest; export the bundle again") as caught:
+        Pipeline(intents_bundle, threads=1)("refund", abstain=True)
+    assert caught.value.field == "abstain"
+
+
+MARKED = "😀 fly to rome"
+
+
+def item(head: tuple[int, int], tail: tuple[int, int], text: str = MARKED) -> dict[str, object]:
+    parts = {"head": head, "tail": tail}
+    return {"text": text} | {name: {"start": start, "end": end} for name, (start, end) in parts.items()}
+
+
+@pytest.fixture(scope="module")
+def relations(relations_bundle: Path) -> Pipeline:
+    return Pipeline(relations_bundle, threads=1)
+
+
+def test_an_item_is_answered_as_its_marked_text_and_a_list_as_a_list(relations: Pipeline) -> None:
+    expected = relations(marked(MARKED, (2, 5), (9, 13)))
+    assert expected["labels"][0]["label"] == "to"
+    assert relations(item((2, 5), (9, 13))) == expected
+    assert relations(item((3, 6), (10, 14)), offsets="utf16") == expected
+    swapped = relations(marked(MARKED, (9, 13), (2, 5)))
+    assert relations([item((2, 5), (9, 13)), item((9, 13), (2, 5))]) == [expected, swapped]
+    assert relations([item((2, 5), (9, 13))], top_k=1)[0]["labels"] == expected["labels"][:1]
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        pytest.param("fly to rome", "text", id="a-text"),
+        pytest.param(["fly to rome"], "text", id="a-list-of-texts"),
+        pytest.param([item((2, 5), (9, 13)), {"text": "a b"}], "text[1]", id="one-without-parts"),
+        pytest.param([item((5, 2), (9, 13))], "text[0].head.end", id="reversed"),
+        pytest.param(item((2, 5), (9, 99)), "tail.end", id="outside"),
+        pytest.param({**item((2, 5), (9, 13)), "head": 2}, "text", id="a-number"),
+        pytest.param(item((0, 1), (2, 3), "\ud83d b"), "text", id="half-a-pair"),
+    ],
+)
+def test_what_is_no_question_about_two_parts_is_refused(relations: Pipeline, given: object, field: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        relations(given)  # type: ignore[call-overload]
+    assert refused.value.field == field
+
+
+def test_relations_are_not_read_of_pairs_and_classes_not_of_items(relations: Pipeline, intents_bundle: Path) -> None:
+    with pytest.raises(BadInput, match="'relations' is for relations in one text"):
+        relations(marked(MARKED, (2, 5), (9, 13)), text_pair="it")
+    with pytest.raises(BadInput, match="text is a dict; give a string"):
+        Pipeline(intents_bundle, threads=1)(item((2, 5), (9, 13)))
+
+
+def test_every_name_has_one_task() -> None:
+    assert set(TASKS) == set(get_args(TaskName))
+    assert all(task_named(name).name == name for name in TASKS)
+
+
+def test_every_task_has_an_endpoint_with_an_example_that_its_requests_take() -> None:
+    assert len({task.endpoint.path for task in SERVED_TASKS}) == len(SERVED_TASKS)
+    for task in SERVED_TASKS:
+        request = task.endpoint.requests[0](**task.endpoint.example)
+        assert "model" in request.__struct_fields__
+
+
+@pytest.mark.parametrize("task", SERVED_TASKS, ids=lambda task: task.kind)
+def test_a_task_that_reads_one_text_says_so(task) -> None:
+    assert bool(task.one_text) is not task.reads_pairs
+
+
+def test_a_bundle_has_the_task_of_its_manifest(bundle_of_each_kind: list[Path]) -> None:
+    found = [task_of(open_bundle(bundle).manifest) for bundle in bundle_of_each_kind]
+    assert sorted(task.kind for task in found) == sorted(task.kind for task in SERVED_TASKS)
+    assert RELATIONS in found
 
 
 @pytest.mark.parametrize(

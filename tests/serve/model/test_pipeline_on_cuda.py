@@ -3,11 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import onnx
 import pytest
 from lookup_bundles import write_manifest
-from patience import PATIENCE_S
 from server_process import serving
 from small_checkpoints import MAX_LENGTH, TAGS, WORDS, farthest, write_checkpoint
 
@@ -60,20 +58,20 @@ def bundle(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Path:
     return folder
 
 
-def test_a_provider_that_does_not_start_is_an_error_and_not_the_cpu(bundle: Path) -> None:
+def test_a_provider_that_does_not_start_is_an_error_and_not_the_cpu(entities_bundle: Path) -> None:
     if CUDA in sessions.ort.get_available_providers():
         pytest.skip("this onnxruntime has CUDA")
     with (
         pytest.warns(UserWarning, match=CUDA),
         pytest.raises(BundleError, match=r"CUDAExecutionProvider did not start.*pip install 'onnxruntime-gpu"),
     ):
-        Session(bundle / "onnx" / "model.onnx", threads=1, device="cuda")
+        Session(entities_bundle / "onnx" / "model.onnx", threads=1, device="cuda")
 
 
 @on_gpu
 @pytest.mark.parametrize(("variant", "file"), [("fp32", "model"), ("fp16", "model_fp16")])
 @pytest.mark.parametrize("batch", [1, 7, 64])
-def test_logits_are_those_of_the_cpu_in_every_batch(
+def test_logits_are_the_cpus_in_every_batch(
     bundle: Path, texts: list[str], variant: str, file: str, batch: int
 ) -> None:
     encodings = load_tokenizer(bundle, MAX_LENGTH).encode_batch(texts)
@@ -105,9 +103,9 @@ def test_worker_processes_answer_on_the_gpu_and_one_is_enough(bundle: Path, text
 @on_gpu
 def test_a_server_says_its_device_and_answers(bundle: Path) -> None:
     with serving(bundle, "--device", "cuda") as server:
-        (described,) = httpx.get(f"{server.url}/v1/models", timeout=PATIENCE_S).json()["models"]
+        (described,) = server.get("/v1/models").json()["models"]
         assert (described["device"], described["variant"]) == ("cuda", "fp16")
-        answer = httpx.post(f"{server.url}/v1/entities", json={"text": ["fly to rome", "a"]}, timeout=PATIENCE_S)
+        answer = server.post("/v1/entities", json={"text": ["fly to rome", "a"]})
         assert (answer.status_code, answer.json()["variant"]) == (200, "fp16")
         assert any("fp16 answers instead" in line for line in server.log())
 

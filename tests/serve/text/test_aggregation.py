@@ -8,7 +8,7 @@ from seqeval.scheme import IOB2, IOBES, Entities
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from serve.text.answers import softmax
-from serve.text.labels import bio_tags, schemes
+from serve.text.labels import bio_tags, entity_labels, schemes, split_tag
 from serve.text.spans import Aggregation, decode_spans, strict_runs, tag_runs, words
 
 TAGS = bio_tags(["city", "name"])
@@ -97,7 +97,7 @@ def test_with_constraints_a_word_keeps_to_the_token_that_is_surest() -> None:
 
 
 @pytest.mark.parametrize("scheme", SEQUENCES)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_strict_runs_agree_with_seqevals_strict_reading(scheme: str, data: st.DataObject) -> None:
     reading, names = SEQUENCES[scheme]
@@ -124,3 +124,28 @@ def test_in_tags_without_prefixes_nothing_is_broken(tags: list[str]) -> None:
 )
 def test_the_scheme_is_found_from_the_tags(tags: tuple[str, ...], found: dict[str, str]) -> None:
     assert schemes(tags) == found
+
+
+def test_tags_come_in_one_order_whatever_the_labels_order() -> None:
+    assert bio_tags(["city", "airline", "city"]) == ("O", "B-airline", "I-airline", "B-city", "I-city")
+    assert bio_tags([]) == ("O",)
+
+
+@pytest.mark.parametrize(
+    ("tag", "parts"),
+    [
+        ("O", ("O", "")),
+        ("B-city", ("B", "city")),
+        ("B-order-date", ("B", "order-date")),
+        ("L-city", ("E", "city")),
+        ("U-city", ("S", "city")),
+        ("city", ("I", "city")),
+        ("first-name", ("I", "first-name")),
+    ],
+)
+def test_a_tag_is_a_prefix_and_a_label(tag: str, parts: tuple[str, str]) -> None:
+    assert split_tag(tag) == parts
+
+
+def test_the_labels_of_tags_are_sorted_and_each_once() -> None:
+    assert entity_labels(["O", "I-city", "B-city", "name"]) == ("city", "name")

@@ -68,7 +68,7 @@ def found_words(text: str, tokenizer: str = "wordpiece") -> list[str]:
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(text=awkward_texts, seed=st.integers(0, 2**32 - 1))
 @example(text="A\r\u200c", seed=0)
 @example(text=AWKWARD[1], seed=3)
@@ -90,7 +90,7 @@ def test_spans_lie_in_the_text_in_order_without_overlap(tokenizer: str, text: st
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(text=awkward_texts)
 def test_words_are_in_order_and_apart(tokenizer: str, text: str) -> None:
     encoding = TOKENIZERS[tokenizer].encode(text)
@@ -228,7 +228,7 @@ def test_runs_of_tags(tags: list[str], runs: list[tuple[int, int, str]]) -> None
     assert tag_runs(tags) == runs
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(tags=st.lists(st.sampled_from(["O", *(f"{prefix}-{label}" for prefix in "BIES" for label in ("a", "b"))])))
 def test_runs_agree_with_seqeval(tags: list[str]) -> None:
     # seqeval's default mode is the CoNLL-2000 evaluation script's reading of tags.

@@ -31,7 +31,7 @@ def some_probabilities(words: int, tags: int, seed: int, sparse: bool) -> np.nda
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(words=st.integers(1, 5), seed=st.integers(0, 2**32 - 1))
 def test_no_valid_path_is_likelier(scheme: str, words: int, seed: int) -> None:
     tags = SCHEMES[scheme][0]
@@ -45,22 +45,18 @@ def test_no_valid_path_is_likelier(scheme: str, words: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(words=st.integers(1, 60), seed=st.integers(0, 2**32 - 1), sparse=st.booleans())
-def test_no_sequence_is_ever_invalid_even_where_only_that_has_any_probability(
-    scheme: str, words: int, seed: int, sparse: bool
-) -> None:
+def test_no_sequence_is_invalid_however_probable(scheme: str, words: int, seed: int, sparse: bool) -> None:
     tags = SCHEMES[scheme][0]
     found = likeliest_valid(some_probabilities(words, len(tags), seed, sparse), tags)
     assert is_valid(scheme, tuple(found.tolist()))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(words=st.integers(1, 4), seed=st.integers(0, 2**32 - 1))
-def test_words_keep_their_likeliest_tags_where_those_are_valid_ties_included(
-    scheme: str, words: int, seed: int
-) -> None:
+def test_words_keep_their_likeliest_tags_where_those_are_valid(scheme: str, words: int, seed: int) -> None:
     tags = SCHEMES[scheme][0]
     probabilities = np.random.default_rng(seed).integers(1, 4, size=(words, len(tags))) / 10  # many ties
     each = probabilities.argmax(axis=1)

@@ -1,10 +1,27 @@
+"""Windows over long texts, and over contexts behind a question."""
+
+import math
+import random
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from lookup_bundles import VOCABULARY, write_tokenizer
+from tokenizers import Encoding, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from serve.errors import BadInput
+from serve.text.questions import (
+    MOST_ANSWER_TOKENS,
+    MOST_QUESTION_TOKENS,
+    SHARED_TOKENS,
+    QuestionRow,
+    QuestionWindows,
+    found_answer,
+    question_rows,
+    tokens_of_windows,
+)
 from serve.text.spans import words
 from serve.text.windows import TokenRow, Windows, content, cut, deciding, marked_window, window_starts
 
@@ -44,7 +61,7 @@ def columns(row: object) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(text=texts, pair=st.one_of(st.none(), texts), max_length=st.integers(6, 60))
 def test_a_text_is_cut_as_its_tokenizer_cuts_it(name: str, text: str, pair: str | None, max_length: int) -> None:
     given_texts = (text,) if pair is None else (text, pair)
@@ -71,11 +88,9 @@ def test_windows_cover_the_text_and_share_a_quarter(tokens: int, room: int) -> N
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(text=texts, max_length=st.integers(4, 30))
-def test_a_window_is_a_part_of_the_whole_texts_tokens_between_its_special_ones(
-    name: str, text: str, max_length: int
-) -> None:
+def test_a_window_is_a_part_of_the_texts_tokens_between_special_ones(name: str, text: str, max_length: int) -> None:
     encoding = TOKENIZERS[name].encode(text)
     if len(encoding) <= max_length:
         return
@@ -119,7 +134,7 @@ def test_a_stretch_is_decided_where_it_has_the_most_context(data: st.DataObject,
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(text=texts, max_length=st.integers(8, 30))
 def test_all_tokens_of_a_word_are_decided_by_one_window_that_holds_it(name: str, text: str, max_length: int) -> None:
     encoding = TOKENIZERS[name].encode(text)
@@ -156,7 +171,7 @@ def test_classes_have_the_mean_of_the_windows_by_the_tokens_they_decide() -> Non
     np.testing.assert_allclose(windows.take(2, logits[2]), (4 * logits[0] + 3 * logits[1] + 3 * logits[2]) / 10)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(before=st.integers(0, 30), between=st.integers(0, 30), after=st.integers(0, 30))
 def test_the_window_of_marked_parts_holds_them_in_its_middle(before: int, between: int, after: int) -> None:
     encoding = wordpiece().encode(" ".join(["a"] * before + ["b"] + ["a"] * between + ["b"] + ["a"] * after))
@@ -175,3 +190,101 @@ def test_the_window_of_marked_parts_holds_them_in_its_middle(before: int, betwee
     left, right = first - 1, 18 - last
     if abs(left - right) > 1:  # only where the text ends
         assert row.offsets[1][0] == 0 or row.offsets[-2] == encoding.offsets[-2]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder)
+    made = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    made.no_padding()
+    made.no_truncation()
+    return made
+
+
+WORDS = [word for word in VOCABULARY[4:] if not word.startswith("##")] + ["flys", "newer", "strange"]
+
+
+@settings(max_examples=60)
+@given(question=st.integers(1, 90), context=st.integers(0, 400), max_length=st.integers(12, 200), data=st.randoms())
+def test_every_token_of_a_context_is_in_a_window_behind_the_question(
+    tokenizer: Tokenizer, question: int, context: int, max_length: int, data: random.Random
+) -> None:
+    asked = " ".join(data.choices(WORDS, k=question))
+    text = " ".join(data.choices(WORDS, k=context))
+    encoding = tokenizer.encode(asked, text)
+    rows = question_rows(encoding, text, max_length)
+    own = [place for place, sequence in enumerate(encoding.sequence_ids) if sequence == 1]
+    asks = encoding.sequence_ids.count(0)
+    kept = min(asks, MOST_QUESTION_TOKENS)
+    if len(encoding) > max_length:
+        kept = min(kept, max(1, (max_length - 3) // 2))
+    seen: set[int] = set()
+    for row in rows:
+        assert len(row) <= max(max_length, kept + 4)
+        assert row.ids[: kept + 2].tolist() == [*encoding.ids[: kept + 1], 3]
+        assert row.first == kept + (2 if own else 3)
+        assert row.ids[row.last :].tolist() == ([3] if own else [])
+        places = own[row.start : row.start + row.last - row.first]
+        assert row.ids[row.first : row.last].tolist() == [encoding.ids[place] for place in places]
+        assert row.type_ids.tolist() == (
+            [0] * row.first + [1] * (len(row) - row.first) if own else [0, *[0] * kept, 0, 1]
+        )
+        assert len(row.attention_mask) == len(row)
+        seen |= set(places)
+    assert seen == set(own)
+    room = max_length - kept - 3
+    if len(own) <= room:
+        assert len(rows) == 1
+    for before, after in pairwise(rows):
+        assert before.start + before.last - before.first - after.start >= min(SHARED_TOKENS, max(1, room) // 2)
+    assert tokens_of_windows(asks, len(own), max_length) == sum(map(len, rows))
+
+
+def likeliest(context: str, encoding: Encoding, rows: list[QuestionRow], logits: list[np.ndarray]) -> tuple[float, str]:
+    """The best sum of all stretches of whole words, less the least sum for none, and the stretch."""
+    best, text = -math.inf, ""
+    for row, of_row in zip(rows, logits, strict=True):
+        first_token = encoding.sequence_ids.index(1) + row.start
+        inside = slice(first_token, first_token + row.last - row.first)
+        found = words(context, encoding.offsets[inside], encoding.word_ids[inside])
+        for i, first in enumerate(found):
+            for last in found[i:]:
+                if last.last_token - first.first_token < MOST_ANSWER_TOKENS:
+                    total = float(of_row[1 + first.first_token, 0]) + float(of_row[1 + last.last_token, 1])
+                    if total > best:
+                        best, text = total, context[first.start : last.end]
+    return best - min(float(each[0].sum()) for each in logits), text
+
+
+@settings(max_examples=40)
+@given(context=st.integers(1, 60), max_length=st.integers(14, 40), seed=st.integers(0, 10**6))
+def test_the_answer_is_the_best_of_all_stretches(
+    tokenizer: Tokenizer, context: int, max_length: int, seed: int
+) -> None:
+    chance, generator = random.Random(seed), np.random.default_rng(seed)
+    text = " ".join(chance.choices(WORDS, k=context))
+    encoding = tokenizer.encode("fly to", text)
+    rows = question_rows(encoding, text, max_length)
+    logits = [generator.normal(0, 2, (len(row.places), 2)).astype(np.float32) for row in rows]
+    found = found_answer(rows, logits)
+    margin, expected = likeliest(text, encoding, rows, logits)
+    assert text[found.start : found.end] == expected
+    assert found.score == pytest.approx(1 / (1 + math.exp(-margin)), rel=1e-6)
+    # Windows may come in any order.
+    windows = QuestionWindows(rows)
+    order = list(range(len(rows)))
+    chance.shuffle(order)
+    for place in order:
+        whole = np.zeros((len(rows[place]), 2), dtype=np.float32)
+        whole[rows[place].places] = logits[place]
+        answer = windows.take(place, whole)
+    assert answer == found
+
+
+def test_a_context_without_a_word_has_no_answer(tokenizer: Tokenizer) -> None:
+    for text in ("", "   "):
+        rows = question_rows(tokenizer.encode("fly to", text), text, 32)
+        assert len(rows) == 1
+        found = found_answer(rows, [np.zeros((1, 2), dtype=np.float32)])
+        assert (found.start, found.end, found.score) == (0, 0, 0)

@@ -14,6 +14,8 @@ import msgspec
 import psutil
 import pytest
 import uvloop
+from coroutines import asynchronous
+from lookup_bundles import write_manifest
 from patience import PATIENCE_S
 from repository import ROOT
 
@@ -47,22 +49,19 @@ def opening(bundle: Path) -> Opening:
     return Opening(str(bundle), open_bundle(bundle).manifest.digest, None, 1)
 
 
-def test_a_file_of_the_users_is_not_taken_for_ours(
+@asynchronous
+async def test_no_file_of_the_users_is_run(
     entities_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "serve.py").write_text("raise SystemExit('this is the user's own')")
     monkeypatch.chdir(tmp_path)
-
-    async def scenario() -> None:
-        process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
-        await process.end()
-        assert process.exited.result() == 0
-
-    asyncio.run(scenario())
+    process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
+    await process.end()
+    assert process.exited.result() == 0
 
 
 @pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_a_process_that_is_killed_as_it_answers_is_gone(
+def test_a_process_killed_as_it_answers_is_gone(
     entities_bundle: Path, make_loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
     async def scenario() -> None:
@@ -84,39 +83,20 @@ def test_a_process_that_is_killed_as_it_answers_is_gone(
 
 
 @pytest.mark.parametrize("ended", ["kill", "end"])
-def test_a_process_is_gone_also_when_whoever_ends_it_is_cancelled(entities_bundle: Path, ended: str) -> None:
-    async def scenario() -> None:
-        process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
-        os.kill(process.pid, signal.SIGSTOP)  # it would not leave by itself
-        ending = asyncio.create_task(getattr(process, ended)())
-        await asyncio.sleep(0)
-        ending.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await ending
-        assert process.exited.result() == -signal.SIGKILL
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_a_process_that_is_gone_is_told_as_one_that_dies(
-    entities_bundle: Path, make_loop: Callable[[], asyncio.AbstractEventLoop]
-) -> None:
-    async def scenario() -> None:
-        process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
-        os.kill(process.pid, signal.SIGKILL)
-        await asyncio.wait([process.exited])
-        await asyncio.sleep(0.05)
-        with pytest.raises(Unavailable, match="died; try again"):
-            await process.run([WorkRequest(TextWork("rome"), RequestContext())], lambda place, answer: None)
-        await process.kill()
-
-    with asyncio.Runner(loop_factory=make_loop) as runner:
-        runner.run(scenario())
+@asynchronous
+async def test_a_process_is_gone_also_when_whoever_ends_it_is_cancelled(entities_bundle: Path, ended: str) -> None:
+    process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
+    os.kill(process.pid, signal.SIGSTOP)  # it would not leave by itself
+    ending = asyncio.create_task(getattr(process, ended)())
+    await asyncio.sleep(0)
+    ending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    assert process.exited.result() == -signal.SIGKILL
 
 
 @pytest.mark.skipif(not hasattr(os, "waitid"), reason="this system cannot wait for a process and leave its status")
-def test_what_a_process_died_of_is_known_also_when_it_is_heard_of_late(
+def test_the_signal_that_ended_a_process_is_known_late_too(
     entities_bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     really_wait = os.waitpid
@@ -150,30 +130,21 @@ def test_what_is_dropped_of_a_batch_is_heard_whatever_was_dropped_of_another(ord
     assert reader.unwanted(1) == [1]
 
 
-def test_where_openvino_crashes_onnxruntime_answers(
-    entities_bundle: Path,
-    copied: Callable[[Path], Path],
-    manifest_writer: Callable[..., None],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+@asynchronous
+async def test_where_openvino_crashes_onnxruntime_answers(
+    bundle_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     crashing = tmp_path / "openvino"
     crashing.mkdir()
     (crashing / "__init__.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    folder = copied(entities_bundle)
     variant = {"file": "onnx/model.onnx", "scheme": "fp32", "runtime": "openvino", "cpu": []}
-    manifest_writer(folder, variants={"fp32": variant}, default_variant="fp32")
+    write_manifest(bundle_copy, variants={"fp32": variant}, default_variant="fp32")
     answers: dict[int, object] = {}
-
-    async def scenario() -> None:
-        asked = msgspec.structs.replace(opening(folder), runtime="openvino")
-        process = await ModelProcess.started(asked, lambda parts: None)
-        await process.run([WorkRequest(TextWork("fly to rome"), RequestContext())], answers.__setitem__)
-        await process.end()
-
-    asyncio.run(scenario())
+    asked = msgspec.structs.replace(opening(bundle_copy), runtime="openvino")
+    process = await ModelProcess.started(asked, lambda parts: None)
+    await process.run([WorkRequest(TextWork("fly to rome"), RequestContext())], answers.__setitem__)
+    await process.end()
     assert b"rome" in answers[0]  # type: ignore[operator]
     assert "and onnxruntime runs it instead: the worker process died at its start (signal 11)" in caplog.text
 
@@ -198,14 +169,11 @@ asyncio.run(main())
 """
 
 
-def test_where_no_code_may_be_written_onnxruntime_stands_in_for_openvino(
-    entities_bundle: Path, copied: Callable[[Path], Path], manifest_writer: Callable[..., None]
-) -> None:
+def test_where_no_code_may_be_written_onnxruntime_stands_in_for_openvino(bundle_copy: Path) -> None:
     pytest.importorskip("openvino", reason="OpenVINO is not installed")
-    folder = copied(entities_bundle)
     variant = {"file": "onnx/model.onnx", "scheme": "fp32", "runtime": "openvino", "cpu": []}
-    manifest_writer(folder, variants={"fp32": variant}, default_variant="fp32")
-    command = [sys.executable, "-c", IN_A_PROCESS_THAT_MAY_NOT_WRITE_CODE, str(folder)]
+    write_manifest(bundle_copy, variants={"fp32": variant}, default_variant="fp32")
+    command = [sys.executable, "-c", IN_A_PROCESS_THAT_MAY_NOT_WRITE_CODE, str(bundle_copy)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     if "no such prctl" in done.stderr:
         pytest.skip("this system has no PR_SET_MDWE, which came with Linux 6.3")
@@ -214,97 +182,71 @@ def test_where_no_code_may_be_written_onnxruntime_stands_in_for_openvino(
     assert "onnxruntime runs it instead" in done.stderr
 
 
-def test_work_that_was_begun_stops_when_nobody_waits_for_it_and_its_neighbours_are_answered(
-    entities_bundle: Path,
-) -> None:
+@asynchronous
+async def test_work_that_nobody_waits_for_stops_and_its_neighbours_are_answered(entities_bundle: Path) -> None:
     rows: list[int] = []
-
-    async def scenario() -> None:
-        process = await ModelProcess.started(opening(entities_bundle), lambda parts: rows.append(parts.texts))
-        long, short = RequestContext(), RequestContext()
-        asked = [WorkRequest(TextWork("rome " * 6_000), long) for _ in range(100)]  # thousands of windows each
-        answers: dict[int, object] = {}
-        running = process.run([*asked, WorkRequest(TextWork("fly to rome"), short)], answers.__setitem__)
-        async with asyncio.timeout(PATIENCE_S):
-            while sum(rows) < 2:
-                await asyncio.sleep(0.001)
-        long.abandon()
-        await running
-        assert answers.keys() <= {100, *range(10)}
-        assert isinstance(answers[100], bytes)
-        assert b"rome" in answers[100]
-        # The process goes on, with the right answers.
-        again: dict[int, object] = {}
-        await process.run([WorkRequest(TextWork("oslo"), RequestContext())], again.__setitem__)
-        assert b"oslo" in again[0]  # type: ignore[operator]
-        assert not long.when_abandoned
-        await process.end()
-
-    asyncio.run(scenario())
+    process = await ModelProcess.started(opening(entities_bundle), lambda parts: rows.append(parts.texts))
+    long, short = RequestContext(), RequestContext()
+    asked = [WorkRequest(TextWork("rome " * 6_000), long) for _ in range(100)]  # thousands of windows each
+    answers: dict[int, object] = {}
+    running = process.run([*asked, WorkRequest(TextWork("fly to rome"), short)], answers.__setitem__)
+    async with asyncio.timeout(PATIENCE_S):
+        while sum(rows) < 2:
+            await asyncio.sleep(0.001)
+    long.abandon()
+    await running
+    assert answers.keys() <= {100, *range(10)}
+    assert isinstance(answers[100], bytes)
+    assert b"rome" in answers[100]
+    # The process goes on, with the right answers.
+    again: dict[int, object] = {}
+    await process.run([WorkRequest(TextWork("oslo"), RequestContext())], again.__setitem__)
+    assert b"oslo" in again[0]  # type: ignore[operator]
+    assert not long.when_abandoned
+    await process.end()
 
 
-@pytest.mark.skipif(not hasattr(os, "nice"), reason="this system has no niceness")
-def test_models_stand_behind_the_process_that_reads(entities_bundle: Path) -> None:
-    async def scenario() -> None:
-        process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
-        assert psutil.Process(process.pid).nice() == min(19, os.nice(0) + 5)
-        await process.end()
-
-    asyncio.run(scenario())
-
-
-def test_an_answer_that_was_not_heard_to_its_end_is_nobody_elses(entities_bundle: Path) -> None:
+@asynchronous
+async def test_an_answer_that_was_not_heard_to_its_end_is_nobody_elses(entities_bundle: Path) -> None:
     def fails(parts: Parts) -> None:
         raise ValueError("unforeseen")
 
-    async def scenario() -> None:
-        process = await ModelProcess.started(opening(entities_bundle), fails)
-        (first, second), answers = await two_batches(process)
-        assert isinstance(first, ValueError)
-        assert isinstance(second, Unavailable)
-        assert answers == []
-
-    asyncio.run(scenario())
+    process = await ModelProcess.started(opening(entities_bundle), fails)
+    (first, second), answers = await two_batches(process)
+    assert isinstance(first, ValueError)
+    assert isinstance(second, Unavailable)
+    assert answers == []
 
 
-def test_a_process_that_hangs_is_given_up(entities_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
-        monkeypatch.setattr(process_module, "HUNG_S", 0.2)
-        os.kill(process.pid, signal.SIGSTOP)
-        (first, second), answers = await two_batches(process)
-        assert isinstance(first, Unavailable)
-        assert "no answer within 0.2 s" in first.message
-        assert isinstance(second, Unavailable)
-        assert answers == []
-
-    asyncio.run(scenario())
+@asynchronous
+async def test_a_process_that_hangs_is_given_up(entities_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
+    monkeypatch.setattr(process_module, "HUNG_S", 0.2)
+    os.kill(process.pid, signal.SIGSTOP)
+    (first, second), answers = await two_batches(process)
+    assert isinstance(first, Unavailable)
+    assert "no answer within 0.2 s" in first.message
+    assert isinstance(second, Unavailable)
+    assert answers == []
 
 
-def test_a_process_that_is_not_ready_in_time_is_given_up_and_gone(
-    entities_bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@asynchronous
+async def test_a_process_not_ready_in_time_is_gone(entities_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(psutil.Process().children())
-
-    async def scenario() -> None:
-        monkeypatch.setattr(process_module, "HUNG_S", 0.001)
-        with pytest.raises(Unavailable, match="not ready"):
-            await ModelProcess.started(opening(entities_bundle), lambda parts: None)
-
-    asyncio.run(scenario())
+    monkeypatch.setattr(process_module, "HUNG_S", 0.001)
+    with pytest.raises(Unavailable, match="not ready"):
+        await ModelProcess.started(opening(entities_bundle), lambda parts: None)
     assert set(psutil.Process().children()) <= before
 
 
-def test_a_message_larger_than_any_answer_is_not_read(entities_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
-        monkeypatch.setattr(process_module, "MOST_BYTES", 10)
-        (first, second), answers = await two_batches(process)
-        assert isinstance(first, InternalError)
-        assert isinstance(second, Unavailable | InternalError)
-        assert answers == []
-
-    asyncio.run(scenario())
+@asynchronous
+async def test_a_message_too_large_is_not_read(entities_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
+    monkeypatch.setattr(process_module, "MOST_BYTES", 10)
+    (first, second), answers = await two_batches(process)
+    assert isinstance(first, InternalError)
+    assert isinstance(second, Unavailable | InternalError)
+    assert answers == []
 
 
 def test_a_message_that_breaks_off_is_no_message() -> None:
@@ -312,62 +254,53 @@ def test_a_message_that_breaks_off_is_no_message() -> None:
     assert [work.text for work in messages(io.BytesIO(whole * 2 + whole[:-1]), TextWork)] == ["fly to rome"] * 2
 
 
-def test_keys_are_not_handed_to_the_process_that_reads_texts(
+@asynchronous
+async def test_a_worker_process_has_no_keys_and_lower_priority(
     entities_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STILLROOM_KEYS", "me:a-secret-of-some-length")
-
-    async def scenario() -> None:
-        process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
-        environment = Path(f"/proc/{process.pid}/environ").read_bytes()
-        await process.kill()
-        assert b"PYTHONPATH=" in environment
-        assert b"STILLROOM_KEYS" not in environment
-
-    asyncio.run(scenario())
+    process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
+    environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+    assert psutil.Process(process.pid).nice() == min(19, os.nice(0) + 5)
+    await process.kill()
+    assert b"PYTHONPATH=" in environment
+    assert b"STILLROOM_KEYS" not in environment
 
 
-def test_what_an_idle_process_computes_while_the_server_is_held_up_is_no_waiting(
-    entities_bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario() -> None:
-        process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
-        write = process._write
+@asynchronous
+async def test_time_computing_is_not_counted_as_waiting(entities_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
+    write = process._write
 
-        def held_up(message: object) -> None:
-            write(message)
-            time.sleep(0.2)  # the system runs something else; the process has long answered
+    def held_up(message: object) -> None:
+        write(message)
+        time.sleep(0.2)  # the system runs something else; the process has long answered
 
-        monkeypatch.setattr(process, "_write", held_up)
-        context = RequestContext()
-        context.queued_s = began_s = time.perf_counter()
-        await process.run([WorkRequest(TextWork("fly to rome"), context)], lambda place, answer: None)
-        took_s = time.perf_counter() - began_s
-        await process.end()
-        assert sum(context.stage_seconds().values()) <= took_s  # its parts follow one another, so they fit the whole
-
-    asyncio.run(scenario())
+    monkeypatch.setattr(process, "_write", held_up)
+    context = RequestContext()
+    context.queued_s = began_s = time.perf_counter()
+    await process.run([WorkRequest(TextWork("fly to rome"), context)], lambda place, answer: None)
+    took_s = time.perf_counter() - began_s
+    await process.end()
+    assert sum(context.stage_seconds().values()) <= took_s  # its parts follow one another, so they fit the whole
 
 
-def test_the_next_batch_can_be_given_before_the_callers_of_the_last_go_on(entities_bundle: Path) -> None:
+@asynchronous
+async def test_the_next_batch_can_be_given_before_the_callers_of_the_last_go_on(entities_bundle: Path) -> None:
     """Otherwise the process would wait until all of them have written their answers."""
     order: list[str] = []
-
-    async def scenario() -> None:
-        process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
-        loop = asyncio.get_running_loop()
-        callers = [loop.create_future() for _ in range(3)]
-        for caller in callers:
-            caller.add_done_callback(lambda _: order.append("caller"))
-        asked = [WorkRequest(TextWork("fly to rome"), RequestContext()) for _ in callers]
-        running = process.run(asked, lambda place, answer: callers[place].set_result(answer))
-        running.add_done_callback(lambda _: order.append("slot"))
-        async with asyncio.timeout(PATIENCE_S):
-            await asyncio.gather(running, *callers)
-        await asyncio.sleep(0)
-        await process.end()
-
-    asyncio.run(scenario())
+    process = await ModelProcess.started(opening(entities_bundle), lambda parts: None)
+    loop = asyncio.get_running_loop()
+    callers = [loop.create_future() for _ in range(3)]
+    for caller in callers:
+        caller.add_done_callback(lambda _: order.append("caller"))
+    asked = [WorkRequest(TextWork("fly to rome"), RequestContext()) for _ in callers]
+    running = process.run(asked, lambda place, answer: callers[place].set_result(answer))
+    running.add_done_callback(lambda _: order.append("slot"))
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(running, *callers)
+    await asyncio.sleep(0)
+    await process.end()
     assert order == ["slot", "caller", "caller", "caller"]
 
 
@@ -383,6 +316,8 @@ def test_a_process_that_dies_idle_is_known_at_once(
         async with asyncio.timeout(PATIENCE_S):
             await process.lost
         assert told == [True]
+        with pytest.raises(Unavailable, match="died; try again"):
+            await process.run([WorkRequest(TextWork("rome"), RequestContext())], lambda place, answer: None)
         await process.kill()
         assert told == [True]
 

@@ -7,32 +7,26 @@ from pathlib import Path
 
 import click
 import pytest
-from lookup_bundles import city_table, write_bundle
 from repository import ROOT
 
 from stillroom.cli.main import Verbs, guarded
 
-VERBS = (["--version"], ["--help"], ["inspect", "BUNDLE"], ["inspect", "BUNDLE", "--json"])
+VERBS = (["--help"], ["inspect", "BUNDLE"], ["inspect", "BUNDLE", "--json"])
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_bundle(tmp_path_factory.mktemp("bundles") / "cities", city_table())
-
-
-def command(arguments: list[str], bundle: Path, closing: str = "") -> list[str]:
-    given = [str(bundle) if each == "BUNDLE" else each for each in arguments]
+def command(arguments: list[str], plain: Path, closing: str = "") -> list[str]:
+    given = [str(plain) if each == "BUNDLE" else each for each in arguments]
     return ["bash", "-c", f'exec "$@" {closing}', "bash", sys.executable, "-m", "stillroom", *given]
 
 
 @pytest.mark.parametrize("arguments", VERBS, ids=" ".join)
-def test_an_output_that_was_closed_before_the_start_is_told_in_one_line(arguments: list[str], bundle: Path) -> None:
-    done = subprocess.run(command(arguments, bundle, ">&-"), check=False, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+def test_an_output_that_was_closed_before_the_start_is_told_in_one_line(arguments: list[str], plain: Path) -> None:
+    done = subprocess.run(command(arguments, plain, ">&-"), check=False, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (0, 1), done.stderr
     assert "standard output is closed" in done.stderr
     for closing, output in (("2>&-", True), (">&- 2>&-", False)):
         done = subprocess.run(
-            command(arguments, bundle, closing), check=False, cwd=ROOT, stdout=subprocess.PIPE, text=True
+            command(arguments, plain, closing), check=False, cwd=ROOT, stdout=subprocess.PIPE, text=True
         )
         assert (done.returncode, bool(done.stdout)) == (0, output)
 
@@ -62,17 +56,17 @@ def test_only_a_broken_pipe_of_the_output_itself_is_told_as_an_unread_output(cap
 
 
 @pytest.mark.parametrize("arguments", VERBS, ids=" ".join)
-def test_an_output_that_nobody_reads_any_more_is_told_in_one_line(arguments: list[str], bundle: Path) -> None:
+def test_an_output_that_nobody_reads_any_more_is_told_in_one_line(arguments: list[str], plain: Path) -> None:
     unread, written = os.pipe()
     os.close(unread)
     try:
         done = subprocess.run(
-            command(arguments, bundle), check=False, cwd=ROOT, stdout=written, stderr=subprocess.PIPE, text=True
+            command(arguments, plain), check=False, cwd=ROOT, stdout=written, stderr=subprocess.PIPE, text=True
         )
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
         assert "the output was closed before all of it was written" in done.stderr
         done = subprocess.run(
-            command(arguments, bundle), check=False, cwd=ROOT, stdout=written, stderr=written, text=True
+            command(arguments, plain), check=False, cwd=ROOT, stdout=written, stderr=written, text=True
         )
         assert done.returncode == 2
     finally:

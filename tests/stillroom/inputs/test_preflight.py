@@ -1,5 +1,6 @@
 """What a run may train on."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from compress.runs.hardware import ADDED_VARIABLE, on_this_machine
 from serve.bundle.cpu import HIDDEN_VARIABLE, cpu_features
 from serve.errors import BadInput
 from stillroom.inputs.preflight import prepare
-from stillroom.inputs.recipe import Recipe
+from stillroom.inputs.recipe import Recipe, write_recipe
 
 NEEDED = {"teacher": "t", "task": "text-classification", "data": "d", "out": "o"}
 
@@ -54,16 +55,20 @@ def test_no_generated_text_is_one_of_validation_or_test(tiny_teacher: Path, tmp_
     )
     write_rows(tmp_path / "validation.jsonl", [sentence("we live in", "Lisbon")])
     write_rows(tmp_path / "test.jsonl", [sentence("we live in", "Ghent")])
-    recipe = Recipe(
-        teacher=str(tiny_teacher),
-        task="token-classification",
-        data=str(tmp_path),
-        out=str(tmp_path / "out"),
-        student="layers=2,hidden=32,heads=4,ffn=32",
-        augment=200,
-    )
+    given = {"teacher": str(tiny_teacher), "task": "token-classification", "data": str(tmp_path), "out": "out"}
+    recipe = Recipe(**given, student="layers=2,hidden=32,heads=4,ffn=32", augment=200)
     generated = prepare(recipe).in_domain
     assert generated is not None
     assert len(generated) > 4
     assert all(any(part in text for part in (*cities, "[MASK]")) for text in generated.texts)
     assert not {f"{start} {city}" for start in starts for city in cities} & set(generated.texts)
+
+
+def test_a_recipe_begins_with_what_a_run_cannot_do_without() -> None:
+    lines = write_recipe(Recipe(**NEEDED)).splitlines()
+    names = [line.split(" ")[0] for line in lines]
+    assert names[:6] == ["teacher", "task", "data", "out", "student", "name"]
+    assert len(names) == len(set(names))
+    # What was left to stillroom stays out.
+    left = {"teacher_epochs", "student_epochs", "soft_weight", "budget_ms", "stages"}
+    assert {each.name for each in fields(Recipe)} - set(names) == left

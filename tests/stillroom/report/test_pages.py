@@ -3,15 +3,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from jinja2 import UndefinedError
-from read_page import Page, part
+from read_page import HOSTILE, Page, part
 from repository import ROOT
 from synthetic_profile import synthetic_profile
 from test_run_page import full_report
 
-from stillroom.report.pages import can_write_pages, environment
+from stillroom.report.formats import table
+from stillroom.report.pages import Look, Part, can_write_pages, environment, rendered
 from stillroom.report.run_page import report_files, write_report
 from stillroom.verbs.profile.run import write_profile
 
@@ -70,7 +72,36 @@ def test_a_name_that_is_not_given_is_an_error() -> None:
         environment().from_string("{{ nothing }}").render()
 
 
+def test_a_section_that_holds_nothing_but_explanations_is_left_out() -> None:
+    notes: list[Part] = [("quiet", "why"), ("note", "profile_server")]
+    empty: list[Part] = ["", None, [], {}, table(), ("pre", ""), ("charts", []), ("bars", "no rows", [])]
+    deep: list[Part] = [("under", "a heading", [("details", "a title", [*notes, *empty])])]
+    page = Page(
+        rendered("A page", [], [("empty", "Empty", [*notes, *empty, *deep]), ("one", "One", [*notes, *deep, "a line"])])
+    )
+    assert page.sections() == ["one"]
+    assert [tag for tag, _ in page.tags if tag in ("nav", "h3", "details", "ul", "pre", "table")] == []
+    assert page.texts.count("why") == 1
+
+
+def test_every_part_has_a_macro_and_its_text_stays_text() -> None:
+    assert set(get_args(Look)) <= set(dir(environment().get_template("parts.html").module))
+    text: list[Part] = [
+        HOSTILE,
+        [HOSTILE],
+        {HOSTILE: HOSTILE},
+        ("quiet", HOSTILE),
+        ("answer", HOSTILE),
+        ("pre", HOSTILE),
+    ]
+    text += [("command", HOSTILE), ("advice", HOSTILE), ("warnings", [HOSTILE]), ("verdict", "met", HOSTILE, HOSTILE)]
+    titled: list[Part] = [(look, HOSTILE, text) for look in ("under", "details", "opened", "figure")]
+    page = Page(rendered(HOSTILE, text, [("one", HOSTILE, [*text, *titled])]))
+    assert not {tag for tag, _ in page.tags} & {"script", "img"}
+    assert page.texts.count(HOSTILE) > 60
+
+
 def test_commands_in_a_sentence_are_set_as_code_and_escaped() -> None:
-    page = Page(part("said", "run `stillroom <b> profile` again"))
+    page = Page(part("coded", "run `stillroom <b> profile` again"))
     assert page.texts == ["run", "stillroom <b> profile", "again"]
     assert [tag for tag, _ in page.tags] == ["code"]

@@ -173,7 +173,7 @@ def test_what_is_no_number_is_not_drawn(wrong: float) -> None:
 
 
 def test_a_bar_of_no_number_has_no_length() -> None:
-    made = part("rows", bars([Bar("a", math.nan, math.nan, "nan ms"), Bar("b", 2.0, 4.0, "2 ms")]), "times")
+    made = part("bars", "times", bars([Bar("a", math.nan, math.nan, "nan ms"), Bar("b", 2.0, 4.0, "2 ms")]))
     assert re.findall(r'<rect [^>]*width="([^"]+)"', made) == ["0.00%", "50.00%"]
 
 

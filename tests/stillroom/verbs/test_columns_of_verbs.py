@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small_task import examples, make_teacher
@@ -71,14 +72,13 @@ def test_a_model_is_scored_and_timed_on_columns_of_other_names(classifier: Path,
 def test_each_verb_names_the_columns_that_it_was_given_where_they_are_not(
     tiny_teacher: Path, classifier: Path, renamed: Path, tmp_path: Path, verb: str
 ) -> None:
-    wrong, out, data = GIVEN | {"text_column": "Words"}, tmp_path / "out", str(renamed)
-    teacher, more = str(tiny_teacher), renamed / "more.csv"
+    wrong = GIVEN | {"text_column": "Words"}
+    teacher, data, out, more = str(tiny_teacher), str(renamed), tmp_path / "out", renamed / "more.csv"
+    named: dict[str, Any] = {"teacher": teacher, "task": TASK, "data": data, **wrong}
     calls: dict[str, Callable[[], object]] = {
-        "run": lambda: open_task(TaskSettings(teacher=teacher, task=TASK, data=data, student=STUDENT, **wrong), out),
+        "run": lambda: open_task(TaskSettings(student=STUDENT, **named), out),
         "finetune": lambda: finetune(teacher, TASK, data, out, **wrong),
-        "compare": lambda: compare(
-            teacher=teacher, task=TASK, data=data, out=str(out), methods=("labels",), students=(STUDENT,), **wrong
-        ),
+        "compare": lambda: compare(out=str(out), methods=("labels",), students=(STUDENT,), **named),
         "export": lambda: export(classifier, out, data, **wrong),
         "distill": lambda: distill(teacher, [more], out, student=STUDENT, text_column="Words"),
         "load": lambda: load("http://127.0.0.1:9/v1/classify", more, text_column="Words"),

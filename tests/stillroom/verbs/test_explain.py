@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from in_process import command
 from repository import ROOT
 from small_task import examples, make_teacher, write_rows
 
-import stillroom
 from compress.tasks import TEXT_CLASSIFICATION
 from serve.errors import BadInput
 from stillroom import explain
-from stillroom.cli.main import app, guarded
 from stillroom.verbs.explain import show_explained
 
 Explain = Callable[..., dict[str, Any]]
@@ -89,20 +88,9 @@ def test_the_document_has_every_part_and_the_file_holds_it(made: tuple[Path, dic
 def test_the_docs_name_every_key_of_the_document(made: tuple[Path, dict[str, Any]]) -> None:
     page = (ROOT / "docs" / "explaining.md").read_text(encoding="utf-8")
     document = made[1]
-    parts = [
-        document,
-        document["teacher"],
-        document["layers"][0],
-        document["span_clusters"],
-        document["most_different"][0],
-    ]
-    keys = {key for part in parts for key in part} | {
-        "left_out",
-        "differing",
-        "differing_texts",
-        "teacher_answer",
-        "text_pair",
-    }
+    first = [document["layers"][0], document["most_different"][0]]
+    keys = {key for part in (document, document["teacher"], document["span_clusters"], *first) for key in part}
+    keys |= {"left_out", "differing", "differing_texts", "teacher_answer", "text_pair"}
     assert not {key for key in keys if f"`{key}`" not in page}
 
 
@@ -219,18 +207,6 @@ def test_columns_of_words_and_tags_give_clusters(tiny_teacher: Path, student: Pa
         assert clusters["labels"] == ["ADJP", "INTJ", "NP", "VP"]
 
 
-def test_a_first_text_without_labels_makes_no_entities_of_them(tiny_teacher: Path, tmp_path: Path) -> None:
-    rows = [{"text": "a b", "label": []}, *({"text": f"c {i}", "label": ["x", "y"]} for i in range(8))]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    document = explain(str(tiny_teacher), str(tiny_teacher), tmp_path / "a.jsonl", tmp_path / "out")
-    assert document["texts"] == 9
-
-
-def test_plain_text_is_enough(tiny_teacher: Path, tmp_path: Path) -> None:
-    (tmp_path / "texts.txt").write_text("the kettle is great\nplease refund it\n", encoding="utf-8")
-    assert explain(str(tiny_teacher), str(tiny_teacher), tmp_path / "texts.txt", tmp_path / "out")["texts"] == 2
-
-
 def test_all_that_is_wrong_is_told_at_once(tiny_teacher: Path, student: Path, data: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="3 faults") as refused:
         explain("no/such", str(student / "neither"), tmp_path / "gone.jsonl", tmp_path / "out")
@@ -238,14 +214,8 @@ def test_all_that_is_wrong_is_told_at_once(tiny_teacher: Path, student: Path, da
         assert fault in refused.value.message
     with pytest.raises(BadInput, match="3 faults") as refused:
         explain(str(tiny_teacher), str(student), data, tmp_path / "out", layers=["5:1", "4:0", "last", "4:2"])
-    assert (
-        "--layer 5:1 names a layer that is not there: the teacher has 4 layers and the student 2."
-        in refused.value.message
-    )
-    assert (
-        "--layer last is not a layer of the teacher, a colon and a layer of the student. Give it as 4:2."
-        in refused.value.message
-    )
+    for fault in ("--layer 5:1 names a layer that is not there", "4 layers and the student 2", "--layer last", "4:2"):
+        assert fault in refused.value.message
     for name, content, message in (
         ("empty.jsonl", "", "holds no text"),
         ("empty.conll", "", "holds no text"),
@@ -255,6 +225,10 @@ def test_all_that_is_wrong_is_told_at_once(tiny_teacher: Path, student: Path, da
         with pytest.raises(BadInput, match=message):
             explain(str(tiny_teacher), str(student), tmp_path / name, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").touch()
+    with pytest.raises(BadInput, match="already exists and holds other files"):
+        explain(str(tiny_teacher), str(tiny_teacher), data, tmp_path / "out")
 
 
 def test_models_with_different_tokenizers_are_refused(tiny_teacher: Path, data: Path, tmp_path: Path) -> None:
@@ -265,47 +239,24 @@ def test_models_with_different_tokenizers_are_refused(tiny_teacher: Path, data: 
     (other / "tokenizer.json").write_text(json.dumps(words), encoding="utf-8")
     with pytest.raises(BadInput) as refused:
         explain(str(tiny_teacher), str(other), data, tmp_path / "out")
-    assert f"TEACHER {tiny_teacher} and STUDENT {other} have different tokenizers: " in refused.value.message
-    assert "both need the same. Give a student of this teacher" in refused.value.message
+    assert f"TEACHER {tiny_teacher} and STUDENT {other} have different tokenizers" in refused.value.message
 
 
-def test_a_folder_with_other_files_is_left_alone(tiny_teacher: Path, data: Path, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "mine.txt").touch()
-    with pytest.raises(BadInput, match="already exists and holds other files"):
-        explain(str(tiny_teacher), str(tiny_teacher), data, tmp_path / "out")
-
-
-def test_the_command_prints_tables_or_its_document(
-    tiny_teacher: Path, data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    command = [
-        "stillroom",
-        "explain",
-        str(tiny_teacher),
-        str(tiny_teacher),
-        "--data",
-        str(data),
-        "--layer",
-        "2:4",
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    monkeypatch.setattr("sys.argv", command)
-    assert guarded(app) == 0
-    said = " ".join(capfd.readouterr().out.split())
+def test_the_command_prints_tables_or_its_document(tiny_teacher: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("the kettle is great\nplease refund it\n", encoding="utf-8")
+    given = (tiny_teacher, tiny_teacher, "--data", tmp_path / "texts.txt", "--layer", "2:4", "--out", tmp_path / "out")
+    code, out, said = command("explain", *given)
+    assert code == 0, said
+    said = " ".join(out.split())
     assert "teacher 2, student 4" in said
-    assert "NMI of clusters of spans and their labels" in said
     assert f"Report {tmp_path / 'out' / 'explain.html'}" in said
-    monkeypatch.setattr("sys.argv", [*command, "--json"])
-    assert guarded(app) == 0
-    document = json.loads(capfd.readouterr().out)
+    document = json.loads(command("explain", *given, "--json").out)
+    assert document["texts"] == 2  # plain text is enough
     assert document["layers"][0]["teacher_layer"] == 2
-    monkeypatch.setattr("sys.argv", [*command, "--layer", "9:9"])
-    assert guarded(app) == 2
+    assert command("explain", *given, "--layer", "9:9").code == 2
 
 
-def test_rows_that_were_rejected_are_left_out_with_a_line(
+def test_rows_that_were_rejected_are_left_out_with_a_line_and_an_empty_list_of_labels_makes_no_entities(
     tiny_teacher: Path, rows: list[dict[str, object]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     verdicts = [row | {"answer": "reject" if i < 2 else "accept"} for i, row in enumerate(rows)]
@@ -313,8 +264,6 @@ def test_rows_that_were_rejected_are_left_out_with_a_line(
     document = explain(str(tiny_teacher), str(tiny_teacher), data, tmp_path / "out")
     assert document["texts_in_data"] == len(rows) - 2
     assert f"warning: 2 rows of {data} were left out: `answer` is reject" in capfd.readouterr().err.replace("\n", " ")
-
-
-def test_it_is_a_function_of_the_package(tiny_teacher: Path) -> None:
-    with pytest.raises(BadInput, match="is not a file"):
-        stillroom.explain(str(tiny_teacher), str(tiny_teacher), "gone.jsonl", "out")
+    labels: list[dict[str, object]] = [{"text": f"c {i}", "label": ["x", "y"] if i else []} for i in range(9)]
+    document = explain(str(tiny_teacher), str(tiny_teacher), write_rows(data, labels), tmp_path / "out")
+    assert document["texts"] == 9

@@ -5,32 +5,16 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from in_process import command
 from loopback import Asked, answer, serving
 
 import stillroom
 from serve.errors import BadInput
-from stillroom.cli.main import app, guarded
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`stillroom load` in this process: its exit code, what it printed, and what it told the person."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["stillroom", "load", *map(str, arguments)])
-        code = guarded(app)
-        captured = capfd.readouterr()
-        return code, captured.out, " ".join(captured.err.split())
-
-    return call
 
 
 @pytest.fixture
@@ -44,9 +28,9 @@ async def at_once(asked: Asked) -> bytes:
     return answer()
 
 
-def test_one_rate_is_tried_with_the_texts_of_the_file(run: Run, texts: Path) -> None:
+def test_one_rate_is_tried_with_the_texts_of_the_file(texts: Path) -> None:
     with serving(at_once) as server:
-        code, printed, said = run(server.url, "--data", texts, "--rate", 200, "--queries", 30, "--json")
+        code, printed, said = command("load", server.url, "--data", texts, "--rate", 200, "--queries", 30, "--json")
         bodies = [json.loads(asked.body) for asked in server.asked]
 
     assert code == 0, said
@@ -63,13 +47,15 @@ def test_one_rate_is_tried_with_the_texts_of_the_file(run: Run, texts: Path) -> 
     assert {body["text"] for body in bodies} == {"a lamp", 'the "best" 😀', "Oslo"}
 
 
-def test_without_a_rate_the_highest_is_searched_for_and_written(run: Run, texts: Path, tmp_path: Path) -> None:
+def test_without_a_rate_the_highest_is_searched_for_and_written(texts: Path, tmp_path: Path) -> None:
     async def handler(asked: Asked) -> bytes:
         return answer(200 if asked.number < 60 else 503)
 
     out = tmp_path / "out"
     with serving(handler) as server:
-        code, printed, said = run(server.url, "--data", texts, "--bound-ms", 2000, "--queries", 20, "--out", out)
+        code, printed, said = command(
+            "load", server.url, "--data", texts, "--bound-ms", 2000, "--queries", 20, "--out", out
+        )
     assert code == 0, said
     assert "stayed under 2000 ms, with every query answered, is " in printed
     assert sorted(path.name for path in out.iterdir()) == ["load.json", "table.md"]
@@ -81,10 +67,10 @@ def test_without_a_rate_the_highest_is_searched_for_and_written(run: Run, texts:
     assert table.count("| no |") == sum(not trial["held"] for trial in document["trials"]) > 0
 
 
-def test_templates_and_headers_reach_another_server(run: Run, texts: Path) -> None:
+def test_templates_and_headers_reach_another_server(texts: Path) -> None:
     with serving(at_once) as server:
-        code, printed, said = run(
-            server.url, "--data", texts, "--rate", 500, "--queries", 3, "--template", '{"inputs": ["TEXT"], "raw": true}',
+        code, printed, said = command(
+            "load", server.url, "--data", texts, "--rate", 500, "--queries", 3, "--template", '{"inputs": ["TEXT"], "raw": true}',
             "--header", "Authorization: Bearer a:b", "--header", "X-Other:  c",
         )  # fmt: skip
         asked = server.asked[-1]
@@ -94,22 +80,24 @@ def test_templates_and_headers_reach_another_server(run: Run, texts: Path) -> No
     assert "p99 rests on 3 of the 100 answers" in printed
 
 
-def test_errors_and_refusals_stand_in_the_table(run: Run, texts: Path) -> None:
+def test_errors_and_refusals_stand_in_the_table(texts: Path) -> None:
     async def handler(asked: Asked) -> bytes | None:
         return [answer(), answer(429), answer(500), b"garbage\r\n\r\n"][asked.number % 4]
 
     with serving(handler) as server:
-        code, printed, said = run(server.url, "--data", texts, "--rate", 500, "--queries", 7, "--connections", 1)
+        code, printed, said = command(
+            "load", server.url, "--data", texts, "--rate", 500, "--queries", 7, "--connections", 1
+        )
     assert code == 0, said
     assert "4 (500: 2, not HTTP: 2)" in printed.replace("│ ", "")
 
 
-def test_a_server_that_does_not_take_the_request_gets_no_load(run: Run, texts: Path) -> None:
+def test_a_server_that_does_not_take_the_request_gets_no_load(texts: Path) -> None:
     async def handler(asked: Asked) -> bytes:
         return answer(422, b'{"error": {"message": "text: missing"}}')
 
     with serving(handler) as server:
-        code, _, said = run(server.url, "--data", texts, "--rate", 50)
+        code, _, said = command("load", server.url, "--data", texts, "--rate", 50)
         assert len(server.asked) == 1
     assert code == 2
     assert "with 422 Said; no load was sent" in said
@@ -119,32 +107,27 @@ def test_a_server_that_does_not_take_the_request_gets_no_load(run: Run, texts: P
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        pytest.param({"rate": 5.0, "bound_ms": 5.0}, "--bound-ms and --rate are both given", id="rate-and-bound"),
-        pytest.param(
-            {"queries": 5, "seconds": 5.0}, "--seconds and --queries are both given", id="queries-and-seconds"
-        ),
-        pytest.param({"rate": 0.0}, "--rate is 0", id="rate-0"),
-        pytest.param({"rate": -3.0}, "--rate is -3", id="rate-below-0"),
-        pytest.param({"rate": float("nan")}, "--rate is nan", id="no-number"),
-        pytest.param(
-            {"rate": 1e12}, "a trial would have 10,000,000,000,000 queries; at most 1,000,000", id="rate-huge"
-        ),
-        pytest.param({"rate": float("inf")}, "--rate is inf", id="rate-infinite"),
-        pytest.param({"connections": 0}, "--connections is 0", id="no-connections"),
-        pytest.param(
-            {"connections": 10**9},
-            "--connections is 1,000,000,000; give a whole number from 1 to 60,000",
-            id="connections-huge",
-        ),
-        pytest.param({"seed": -1}, "--seed is -1", id="seed"),
-        pytest.param({"headers": ("Accept",)}, "'Accept' has no colon", id="header"),
-        pytest.param(
-            {"headers": ("Connection: close",)}, "the header 'Connection' cannot be sent", id="header-of-ours"
-        ),
-        pytest.param({"template": "TEXT"}, "is not JSON", id="template"),
+        ({"rate": 5.0, "bound_ms": 5.0}, "--bound-ms and --rate are both given"),
+        ({"queries": 5, "seconds": 5.0}, "--seconds and --queries are both given"),
+        ({"rate": 0.0}, "--rate is 0"),
+        ({"rate": -3.0}, "--rate is -3"),
+        ({"rate": float("nan")}, "--rate is nan"),
+        ({"rate": float("inf")}, "--rate is inf"),
+        ({"rate": 1e12}, "10,000,000,000,000 queries; at most 1,000,000"),
+        ({"connections": 0}, "--connections is 0"),
+        ({"connections": 10**9}, "--connections is 1,000,000,000"),
+        ({"timeout": 0.0}, "--timeout is 0"),
+        ({"seed": -1}, "--seed is -1"),
+        ({"headers": ("Accept",)}, "'Accept' has no colon"),
+        ({"headers": ("A b: c",)}, "'A b'"),
+        ({"headers": ("Connection: close",)}, "the header 'Connection' cannot be sent"),
+        ({"template": "TEXT"}, "is not JSON"),
+        ({"template": '{"text": "text"}'}, 'has no string "TEXT"'),
+        ({"rates": 5}, "rates is not a setting"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_cannot_be_used_is_refused_before_anything_is_sent(
+def test_settings_that_cannot_be_used_are_refused_before_a_request_is_sent(
     given: dict[str, Any], message: str, texts: Path
 ) -> None:
     with serving(at_once) as server:
@@ -156,23 +139,14 @@ def test_what_cannot_be_used_is_refused_before_anything_is_sent(
 def test_all_that_is_wrong_with_a_load_is_one_message(tmp_path: Path) -> None:
     empty = tmp_path / "empty.txt"
     empty.write_text("\n", encoding="utf-8")
-    wrong: dict[str, Any] = {
-        "rate": -1.0, "timeout": 0.0, "connections": 0, "template": '{"text": "text"}', "headers": ("Accept", "A b: c"), "seed": -1,
-    }  # fmt: skip
     with pytest.raises(BadInput) as refused:
-        stillroom.load("ftp://somewhere", empty, **wrong)
-    said = refused.value.message
+        stillroom.load("ftp://somewhere", empty, rate=-1.0, timeout=0.0, connections=0, seed=-1)
     for part in ("--rate is -1", "--timeout is 0", "--connections is 0", "--seed is -1"):
-        assert part in said
+        assert part in refused.value.message
     with pytest.raises(BadInput) as refused:
-        stillroom.load("ftp://somewhere", empty, template=wrong["template"], headers=wrong["headers"])
+        stillroom.load("ftp://somewhere", empty, template='{"text": "text"}', headers=("Accept", "A b: c"))
     for part in ("'Accept' has no colon", "'A b'", "ftp://somewhere", "empty.txt", 'has no string "TEXT"'):
         assert part in refused.value.message
-
-
-def test_a_setting_of_load_that_is_none_is_refused(texts: Path) -> None:
-    with pytest.raises(BadInput, match="rates is not a setting"):
-        stillroom.load("http://127.0.0.1:9", texts, rates=5)
 
 
 def test_the_machine_is_looked_at_before_the_first_request(texts: Path) -> None:
@@ -189,49 +163,29 @@ def test_the_machine_is_looked_at_before_the_first_request(texts: Path) -> None:
     assert datetime.fromisoformat(document["machine"]["measured_at"]).timestamp() <= asked_s[0]
 
 
-def test_a_folder_with_other_things_is_left_alone(run: Run, texts: Path, tmp_path: Path) -> None:
+def test_folders_that_cannot_be_used_are_told_before_any_load(texts: Path, tmp_path: Path) -> None:
+    given = ("--data", texts, "--rate", 500, "--queries", 1, "--out")
     with serving(at_once) as server:
-        code, _, said = run(server.url, "--data", texts, "--rate", 50, "--out", tmp_path)
+        for out, said in (
+            (tmp_path, "already exists and holds other files"),
+            (texts / "out", "texts.txt is not a folder"),
+        ):
+            ended = command("load", server.url, *given, out)
+            assert ended.code == 2
+            assert said in ended.said
         assert server.asked == []
-    assert code == 2
-    assert "already exists and holds other files" in said
+        # What a kill left of a file under way is no other thing.
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / ".load.json.4711.partial").write_text("{", encoding="utf-8")
+        assert command("load", server.url, *given, tmp_path / "out").code == 0
+    assert (tmp_path / "out" / "load.json").is_file()
 
 
 def test_load_needs_no_torch(texts: Path) -> None:
     code = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None; sys.argv = ['stillroom', *sys.argv[1:]]\n"
     code += "from stillroom.cli.main import app, guarded; sys.exit(guarded(app))"
     with serving(at_once) as server:
-        command = [
-            sys.executable,
-            "-c",
-            code,
-            "load",
-            server.url,
-            "--data",
-            str(texts),
-            "--rate",
-            "200",
-            "--queries",
-            "5",
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        given = ["load", server.url, "--data", str(texts), "--rate", "200", "--queries", "5"]
+        done = subprocess.run([sys.executable, "-c", code, *given], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "answers with 2xx a second, at 200.0 queries a second" in done.stdout
-
-
-def test_a_folder_that_cannot_be_made_is_told_before_any_load(run: Run, texts: Path, tmp_path: Path) -> None:
-    with serving(at_once) as server:
-        code, _, said = run(server.url, "--data", texts, "--rate", 50, "--queries", 1, "--out", texts / "out")
-        assert server.asked == []
-    assert code == 2
-    assert "texts.txt is not a folder" in said
-
-
-def test_what_a_kill_left_of_a_file_under_way_is_no_other_thing(run: Run, texts: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / ".load.json.4711.partial").write_text("{", encoding="utf-8")
-    with serving(at_once) as server:
-        code, _, said = run(server.url, "--data", texts, "--rate", 500, "--queries", 1, "--out", out)
-    assert code == 0, said
-    assert (out / "load.json").is_file()

@@ -71,7 +71,9 @@ def test_a_changed_object_is_refused(bucket: str, tmp_path: Path) -> None:
         open_bundle(f"{bucket}/cities")
 
 
-def test_what_is_missing_in_a_store_is_named(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_files_buckets_and_keys_of_a_store_are_named(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bundle = write_bundle(tmp_path / "cities", city_table())
     with pytest.raises(Absent, match=r"there is no s3://models/none/manifest.json"):
         open_bundle(f"{bucket}/none")

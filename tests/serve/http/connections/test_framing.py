@@ -3,13 +3,11 @@
 import asyncio
 import re
 import socket
-from collections.abc import Iterator
-from pathlib import Path
 from random import Random
 
 import pytest
 from patience import PATIENCE_S
-from server_process import Server, closed, read_answer, request, serving
+from server_process import Server, closed, read_answer, request
 from starlette.types import Receive, Scope, Send
 
 from serve.errors import StillroomError
@@ -158,12 +156,6 @@ def test_300_rows_of_requests_are_answered_the_same_whole_and_byte_by_byte() -> 
 @pytest.mark.slow
 def test_10000_rows_of_requests_are_answered_the_same_whole_and_byte_by_byte() -> None:
     assert find_differing(range(300, 10_300)) == []
-
-
-@pytest.fixture(scope="module")
-def server(entities_bundle: Path) -> Iterator[Server]:
-    with serving(entities_bundle) as server:
-        yield server
 
 
 def test_a_body_after_an_upgrade_header_is_not_read_as_a_request(server: Server) -> None:

@@ -1,5 +1,6 @@
 """`stillroom serve` as a service manager, a terminal and a pipe treat it: SIGHUP at any time, streams that are closed."""
 
+import asyncio
 import os
 import re
 import select
@@ -16,9 +17,12 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from coroutines import asynchronous
 from patience import PATIENCE_S
 from repository import ROOT
-from server_process import until
+from server_process import HTTP, until
+
+from serve.http.connections.sockets import OTHER_FILES, is_loopback, openable_connections, reloading_on_hangup
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")
 
@@ -42,7 +46,7 @@ class Running:
         return self._log.read_text()
 
     def line(self, *, while_waiting: signal.Signals | None = None) -> str:
-        """The first line that it prints; meanwhile it gets that signal again and again."""
+        """The first line that it prints, at once also into a pipe; meanwhile it gets that signal again and again."""
         assert self.process.stdout
         deadline_s = time.monotonic() + PATIENCE_S
         while not select.select([self.process.stdout], [], [], 0.02)[0]:
@@ -51,11 +55,8 @@ class Running:
                 self.process.send_signal(while_waiting)
         return self.process.stdout.readline().decode().strip()
 
-    def metrics(self, url: str) -> str:
-        return httpx.get(f"{url}/metrics", timeout=PATIENCE_S).text
-
     def until_ready(self, url: str) -> None:
-        until(lambda: httpx.get(f"{url}/readyz", timeout=PATIENCE_S).status_code == 200)
+        until(lambda: HTTP.get(f"{url}/readyz").status_code == 200)
 
 
 @contextmanager
@@ -95,47 +96,23 @@ def ended(server: Running) -> int:
     return server.process.wait(PATIENCE_S)
 
 
-@pytest.mark.parametrize(
-    ("program", "fronts"),
-    [
-        pytest.param(("stillroom", "serve"), KINDS["one-front"], id="stillroom"),
-        pytest.param(("serve",), KINDS["two-fronts"], id="serve-with-two-fronts"),
-    ],
-)
-def test_a_hangup_before_it_listens_ends_nothing(
-    program: tuple[str, ...], fronts: tuple[str, ...], entities_bundle: Path
-) -> None:
-    with running(entities_bundle, *fronts, program=program) as server:
+@pytest.mark.parametrize("kind", KINDS)
+def test_sighup_before_it_listens_as_it_serves_and_as_it_stops_ends_nothing(kind: str, entities_bundle: Path) -> None:
+    program = ("serve",) if kind == "two-fronts" else ("stillroom", "serve")
+    with running(entities_bundle, *KINDS[kind], "--linger-s", "1", program=program) as server:
         until(lambda: loaded(server.process, "msgspec"))
         url = server.line(while_waiting=signal.SIGHUP)
         assert url.startswith("http://"), server.log()
-        if not fronts:  # what was asked for before it could be done is done now
-            until(lambda: 'reloads_total{model="cities",result="done"}' in server.metrics(url))
+        if kind == "one-front":  # what was asked for before it could be done is done now
+            until(lambda: 'reloads_total{model="cities",result="done"}' in HTTP.get(f"{url}/metrics").text)
         server.until_ready(url)
-        assert ended(server) == 0
-        assert "Traceback" not in server.log()
-
-
-@pytest.mark.parametrize("fronts", KINDS.values(), ids=KINDS)
-def test_a_hangup_of_the_whole_group_reloads_and_kills_no_process(
-    fronts: tuple[str, ...], entities_bundle: Path
-) -> None:
-    with running(entities_bundle, *fronts) as server:
-        url = server.line()
-        server.until_ready(url)
+        before = server.log().count("is now")
         os.killpg(server.process.pid, signal.SIGHUP)
-        until(lambda: server.log().count("is now") >= max(1, len(fronts) // 2))
+        until(lambda: server.log().count("is now") >= before + (2 if kind == "two-fronts" else 1))
         server.until_ready(url)
-        assert httpx.post(f"{url}/v1/entities", json={"text": "rome"}, timeout=PATIENCE_S).status_code == 200
-        assert ended(server) == 0
-        assert "died" not in server.log()
-        assert "starting another" not in server.log()
-
-
-@pytest.mark.parametrize("fronts", KINDS.values(), ids=KINDS)
-def test_a_hangup_during_a_stop_does_not_change_the_exit_code(fronts: tuple[str, ...], entities_bundle: Path) -> None:
-    with running(entities_bundle, *fronts, "--linger-s", "1") as server:
-        server.until_ready(server.line())
+        assert HTTP.post(f"{url}/v1/entities", json={"text": "rome"}).status_code == 200
+        for told in ("died", "starting another", "Traceback"):
+            assert told not in server.log()
         server.process.send_signal(signal.SIGTERM)
         deadline_s = time.monotonic() + PATIENCE_S
         while server.process.poll() is None:
@@ -152,20 +129,11 @@ def test_a_front_that_was_stopped_is_woken_to_end(entities_bundle: Path) -> None
         assert ended(server) == 0
 
 
-def test_the_address_is_written_into_a_pipe_at_once(entities_bundle: Path) -> None:
-    with running(entities_bundle) as server:
-        assert re.fullmatch(r"http://127\.0\.0\.1:\d+", server.line())
-
-
 @pytest.mark.parametrize(
     ("program", "closing"),
-    [
-        (("stillroom", "serve"), ">&-"),
-        (("stillroom", "serve"), "2>&-"),
-        (("serve",), ">&- 2>&-"),
-    ],
+    [(("stillroom", "serve"), ">&-"), (("serve",), "2>&-"), (("serve",), ">&- 2>&-")],
 )
-def test_a_server_with_closed_streams_serves(
+def test_it_serves_with_closed_streams(
     program: tuple[str, ...], closing: str, entities_bundle: Path, free_port: int
 ) -> None:
     with running(entities_bundle, "--port", free_port, program=program, closing=closing) as server:
@@ -174,12 +142,12 @@ def test_a_server_with_closed_streams_serves(
         def ready() -> bool:
             assert server.process.poll() is None, server.log()
             try:
-                return httpx.get(f"{url}/readyz", timeout=PATIENCE_S).status_code == 200
+                return HTTP.get(f"{url}/readyz").status_code == 200
             except httpx.TransportError:
                 return False
 
         until(ready)
-        answer = httpx.post(f"{url}/v1/entities", json={"text": "rome"}, timeout=PATIENCE_S)
+        answer = HTTP.post(f"{url}/v1/entities", json={"text": "rome"})
         assert answer.json()["results"][0]["entities"]
         if closing == "2>&-":
             assert server.line() == url
@@ -201,3 +169,54 @@ def test_a_server_whose_output_nobody_reads_says_so_once_and_serves(entities_bun
         assert ended(server) == 0
         assert "Traceback" not in server.log()
         assert "Exception" not in server.log()
+
+
+LIMITED = """
+import logging, resource, sys
+from serve.http.connections.sockets import openable_connections
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv[1])))
+print(openable_connections(int(sys.argv[2])), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+
+
+def test_the_limit_of_open_files_is_raised_for_the_connections_as_far_as_it_may_be() -> None:
+    def openable(hard: int, connections: int) -> list[str]:
+        command = [sys.executable, "-c", LIMITED, str(hard), str(connections)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()
+
+    assert openable(400, 100) == [f"100 {100 + OTHER_FILES}"]
+    warning, found = openable(400, 1000)
+    assert found == f"{400 - OTHER_FILES} 400"
+    assert {"400", "1000", str(400 - OTHER_FILES)} <= set(re.findall(r"\d+", warning))
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [("127.0.0.1", True), ("localhost", True), ("::1", True), ("0.0.0.0", False), ("::", False), ("192.0.2.1", False)],  # noqa: S104
+)
+def test_only_this_machine_reaches_a_loopback_address(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback
+
+
+def test_without_such_a_limit_all_connections_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "resource", None)
+    assert openable_connections(1_000_000) == 1_000_000
+
+
+@asynchronous
+async def test_a_reload_that_fails_is_told_and_the_next_one_is_made(caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[bool] = []
+
+    async def reload() -> None:
+        calls.append(True)
+        if len(calls) == 1:
+            raise ValueError("unforeseen")
+
+    async with reloading_on_hangup(reload), asyncio.timeout(PATIENCE_S):
+        for number in (1, 2):
+            os.kill(os.getpid(), signal.SIGHUP)
+            while len(calls) < number:
+                await asyncio.sleep(0.001)
+    assert "unforeseen" in caplog.text

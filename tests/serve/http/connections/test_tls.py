@@ -1,19 +1,21 @@
 """HTTPS, with certificates made for the occasion."""
 
 import os
+import re
 import shutil
 import signal
 import socket
 import ssl
 import subprocess
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
 import pytest
 from patience import PATIENCE_S
-from server_process import Server, closed, serving, until
+from server_process import HTTP, Server, closed, serving, until
 
 from serve.errors import BadInput
 from serve.http.connections.sockets import tls_context
@@ -31,18 +33,8 @@ def openssl(folder: Path, *arguments: str) -> None:
 def signed(folder: Path, name: str, *more: str, days: str = "2") -> None:
     """`NAME.pem` and `NAME.key`, signed by the authority in `folder`."""
     openssl(
-        folder,
-        "req",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-keyout",
-        f"{name}.key",
-        "-out",
-        f"{name}.csr",
-        "-subj",
-        f"/CN={name}",
-    )
+        folder, "req", "-newkey", "rsa:2048", "-nodes", "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}"
+    )  # fmt: skip
     (folder / f"{name}.ext").write_text("\n".join(more))
     openssl(
         folder, "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
@@ -69,141 +61,39 @@ def trusting(folder: Path) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=folder / "ca.pem")
 
 
-def asked(url: str, context: ssl.SSLContext, path: str = "/healthz") -> int:
-    return httpx.get(f"{url}{path}", verify=context, timeout=PATIENCE_S).status_code
-
-
-def test_https_is_served_with_a_key_that_a_password_locks(
-    entities_bundle: Path, folder: Path, trusting: ssl.SSLContext
-) -> None:
+@pytest.fixture(scope="module")
+def server(entities_bundle: Path, folder: Path) -> Iterator[Server]:
+    """HTTPS with a key that a password locks, for three connections; on a busy machine a handshake takes its time."""
     files = ["--tls-cert", folder / "server.pem", "--tls-key", folder / "locked.key"]
-    environment = {"STILLROOM_TLS_PASSWORD": PASSWORD}
-    with serving(entities_bundle, *files, environment=environment, said="https://", ready=False) as server:
-        until(lambda: asked(server.url, trusting, "/readyz") == 200)
-        answer = httpx.post(
-            f"{server.url}/v1/entities", json={"text": "fly to rome"}, verify=trusting, timeout=PATIENCE_S
-        )
-        assert answer.json()["results"][0]["entities"][0]["text"] == "rome"
-        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-            httpx.get(f"{server.url}/healthz", timeout=PATIENCE_S)
-        with pytest.raises(httpx.HTTPError):
-            httpx.get(f"{server.url}/healthz".replace("https", "http"), timeout=PATIENCE_S)
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(PATIENCE_S) == 0
+    locked = {"STILLROOM_TLS_PASSWORD": PASSWORD}
+    limits = ["--head-s", 5, "--connections", 3]
+    with serving(entities_bundle, *files, *limits, environment=locked, said="https://", ready=False) as server:
+        yield server
 
 
-def test_only_clients_with_a_certificate_of_the_authority_are_let_in(
-    entities_bundle: Path, folder: Path, trusting: ssl.SSLContext
-) -> None:
-    files = [
-        "--tls-cert",
-        folder / "server.pem",
-        "--tls-key",
-        folder / "server.key",
-        "--tls-client-ca",
-        folder / "ca.pem",
-    ]
-    with serving(entities_bundle, *files, said="https://", ready=False) as server:
-        with pytest.raises(httpx.TransportError):
-            asked(server.url, trusting)
-        trusting.load_cert_chain(folder / "client.pem", folder / "client.key")
-        assert asked(server.url, trusting) == 200
+def asked(url: str, context: ssl.SSLContext, path: str = "/healthz") -> httpx.Response:
+    return httpx.get(f"{url}{path}", verify=context, timeout=PATIENCE_S)
 
 
-def test_a_handshake_that_does_not_end_is_cut_off_and_counts_as_a_connection(
-    entities_bundle: Path, folder: Path, trusting: ssl.SSLContext
-) -> None:
-    files = ["--tls-cert", folder / "server.pem", "--tls-key", folder / "server.key"]
-    limits = ["--head-s", 5, "--connections", 3]  # on a busy machine a handshake takes its time
-    with serving(entities_bundle, *files, *limits, said="https://", ready=False) as server:
-
-        def samples() -> str:
-            return httpx.get(f"{server.url}/metrics", verify=trusting, timeout=PATIENCE_S).text
-
-        silent = [server.connect() for _ in range(2)]
-        until(lambda: "stillroom_connections 3.0" in samples())  # and the one that asks
-        silent.append(server.connect())
-        with server.connect() as refused:
-            assert closed(refused)
-        for connection in silent:
-            assert closed(connection)
-            connection.close()
-        until(lambda: "stillroom_connections 1.0" in samples())
-        assert 'stillroom_connections_cut_total{reason="handshake"} 3.0' in samples()
+def ready(server: Server, context: ssl.SSLContext) -> bool:
+    return asked(server.url, context, "/readyz").status_code == 200
 
 
-def test_a_slow_head_is_cut_off_behind_tls_too(entities_bundle: Path, folder: Path, trusting: ssl.SSLContext) -> None:
-    files = ["--tls-cert", folder / "server.pem", "--tls-key", folder / "server.key"]
-    with (
-        serving(entities_bundle, *files, "--head-s", 3, said="https://", ready=False) as server,
-        trusting.wrap_socket(server.connect(), server_hostname="127.0.0.1") as connection,
-    ):
-        connection.sendall(b"GET / HTTP/1.1\r\nHost:")
-        assert connection.recv(12) == b"HTTP/1.1 408"
-
-
-def test_a_renewed_certificate_is_used_after_sighup_whatever_became_of_the_keys(
-    entities_bundle: Path, folder: Path, trusting: ssl.SSLContext, tmp_path: Path
-) -> None:
+@contextmanager
+def reloadable(bundle: Path, folder: Path, tmp_path: Path) -> Iterator[tuple[Server, Path]]:
+    """A ready server whose certificate, key and keys of clients a test replaces; and the file of the latter."""
     put(folder, "server", tmp_path)
     keys = tmp_path / "keys"
     keys.write_text(f"alice:{'a' * 32}\n")
     files = ["--tls-cert", tmp_path / "now.pem", "--tls-key", tmp_path / "now.key", "--keys", keys]
-    with serving(entities_bundle, *files, said="https://", ready=False) as server:
-
-        def shown() -> str:
-            with trusting.wrap_socket(
-                socket.create_connection(server.address), server_hostname="127.0.0.1"
-            ) as connection:
-                return str(connection.getpeercert())
-
-        assert "'server'" in shown()
-        until(lambda: asked(server.url, trusting, "/readyz") == 200)
-        put(folder, "next", tmp_path)
-        keys.write_text("nonsense\n")
-        os.kill(server.process.pid, signal.SIGHUP)
-        until(lambda: "'next'" in shown())
+    with serving(bundle, *files, said="https://", ready=False) as server:
+        trusting = ssl.create_default_context(cafile=folder / "ca.pem")
+        until(lambda: ready(server, trusting))
+        yield server, keys
 
 
-def test_a_certificate_is_renewed_while_the_file_of_keys_hangs_and_requests_are_answered(
-    entities_bundle: Path, folder: Path, trusting: ssl.SSLContext, tmp_path: Path
-) -> None:
-    put(folder, "server", tmp_path)
-    keys = tmp_path / "keys"
-    keys.write_text("alice:0123456789abcdef\n")
-    files = ["--tls-cert", tmp_path / "now.pem", "--tls-key", tmp_path / "now.key", "--keys", keys]
-    with serving(entities_bundle, *files, said="https://", ready=False) as server:
-        until(lambda: asked(server.url, trusting, "/readyz") == 200)
-        keys.unlink()
-        os.mkfifo(keys)  # nobody writes to it
-        put(folder, "next", tmp_path)
-        os.kill(server.process.pid, signal.SIGHUP)
-
-        until(lambda: "'next'" in shown(server, trusting))
-        assert asked(server.url, trusting, "/readyz") == 200
-        until(lambda: "keys stay as they were: it took longer than 10 s" in " ".join(server.log()))
-
-
-def test_a_key_that_was_read_too_slowly_takes_no_renewed_certificate_away(
-    entities_bundle: Path, folder: Path, trusting: ssl.SSLContext, tmp_path: Path
-) -> None:
-    put(folder, "server", tmp_path)
-    files = ["--tls-cert", tmp_path / "now.pem", "--tls-key", tmp_path / "now.key"]
-    with serving(entities_bundle, *files, said="https://", ready=False) as server:
-        until(lambda: asked(server.url, trusting, "/readyz") == 200)
-        (tmp_path / "now.key").unlink()
-        os.mkfifo(tmp_path / "now.key")
-        os.kill(server.process.pid, signal.SIGHUP)
-        with (tmp_path / "now.key").open("wb") as slow:
-            until(lambda: "the certificate stays as it was: it took longer" in " ".join(server.log()))
-            (tmp_path / "now.key").rename(tmp_path / "slow.key")
-            put(folder, "next", tmp_path)
-            os.kill(server.process.pid, signal.SIGHUP)
-            until(lambda: "'next'" in shown(server, trusting))
-            slow.write((folder / "server.key").read_bytes())
-        until(lambda: not any(link.endswith("slow.key") for link in open_files(server.process.pid)))
-        for _ in range(20):
-            assert "'next'" in shown(server, trusting)
+def hangup(server: Server) -> None:
+    os.kill(server.process.pid, signal.SIGHUP)
 
 
 def put(folder: Path, name: str, there: Path) -> None:
@@ -230,48 +120,85 @@ def open_files(pid: int) -> list[str]:
     return found
 
 
-def test_files_that_do_not_fit_after_sighup_change_nothing(
+def test_https_is_served_to_clients_that_trust_its_authority(server: Server, trusting: ssl.SSLContext) -> None:
+    until(lambda: ready(server, trusting))
+    answer = httpx.post(f"{server.url}/v1/entities", json={"text": "fly to rome"}, verify=trusting, timeout=PATIENCE_S)
+    assert answer.json()["results"][0]["entities"][0]["text"] == "rome"
+    with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+        server.get("/healthz")
+    with pytest.raises(httpx.HTTPError):
+        HTTP.get(f"{server.url}/healthz".replace("https", "http"))
+
+
+def test_an_endless_handshake_is_cut_off_and_counts_as_a_connection(server: Server, trusting: ssl.SSLContext) -> None:
+    def samples() -> str:
+        return asked(server.url, trusting, "/metrics").text
+
+    def cut() -> float:
+        return sum(
+            map(float, re.findall(r'^stillroom_connections_cut_total{reason="handshake"} (\S+)$', samples(), re.M))
+        )
+
+    before = cut()
+    silent = [server.connect() for _ in range(2)]
+    until(lambda: "stillroom_connections 3.0" in samples())  # and the one that asks
+    silent.append(server.connect())
+    with server.connect() as refused:
+        assert closed(refused)
+    for connection in silent:
+        assert closed(connection)
+        connection.close()
+    until(lambda: "stillroom_connections 1.0" in samples())
+    assert cut() == before + 3
+
+
+def test_a_slow_head_is_cut_off_behind_tls_too(server: Server, trusting: ssl.SSLContext) -> None:
+    with trusting.wrap_socket(server.connect(), server_hostname="127.0.0.1") as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost:")
+        assert connection.recv(12) == b"HTTP/1.1 408"
+
+
+def test_a_renewed_certificate_is_used_after_sighup_and_one_that_does_not_fit_changes_nothing(
     entities_bundle: Path, folder: Path, trusting: ssl.SSLContext, tmp_path: Path
 ) -> None:
-    put(folder, "server", tmp_path)
-    files = ["--tls-cert", tmp_path / "now.pem", "--tls-key", tmp_path / "now.key"]
-    with serving(entities_bundle, *files, said="https://", ready=False) as server:
-        until(lambda: asked(server.url, trusting, "/readyz") == 200)
-        shutil.copy(folder / "next.pem", tmp_path / "now.pem")  # with the key of the old one
-        os.kill(server.process.pid, signal.SIGHUP)
+    with reloadable(entities_bundle, folder, tmp_path) as (server, keys):
+        assert "'server'" in shown(server, trusting)
+        put(folder, "next", tmp_path)
+        keys.write_text("nonsense\n")  # which does not keep the certificate from being read
+        hangup(server)
+        until(lambda: "'next'" in shown(server, trusting))
+        shutil.copy(folder / "server.pem", tmp_path / "now.pem")  # with the key of the other
+        hangup(server)
         until(lambda: "the certificate stays as it was" in " ".join(server.log()))
-        assert asked(server.url, trusting) == 200
+        assert "'next'" in shown(server, trusting)
 
 
-def test_a_certificate_that_is_not_valid_now_is_told_at_start_and_at_a_reload(
-    entities_bundle: Path, folder: Path, tmp_path: Path
+def test_files_that_hang_delay_no_answer_and_no_other_file_and_undo_nothing_later(
+    entities_bundle: Path, folder: Path, trusting: ssl.SSLContext, tmp_path: Path
 ) -> None:
-    signed(folder, "old", "subjectAltName=IP:127.0.0.1", days="0")  # valid for no second
-    ends = subprocess.run(
-        ["openssl", "x509", "-in", folder / "old.pem", "-noout", "-enddate"], check=True, capture_output=True, text=True
-    ).stdout
-    date = datetime.fromtimestamp(ssl.cert_time_to_seconds(ends.strip().partition("=")[2]), UTC)
-    chain, key = tmp_path / "chain.pem", tmp_path / "now.key"
-
-    def renew(leaf: str) -> None:
-        chain.write_text((folder / f"{leaf}.pem").read_text() + (folder / "ca.pem").read_text())
-        shutil.copy(folder / f"{leaf}.key", key)
-
-    def told() -> list[str]:
-        return [line for line in server.log() if f"{chain}" in line and f"{date:%Y-%m-%d %H:%M} UTC" in line]
-
-    renew("old")
-    with serving(entities_bundle, "--tls-cert", chain, "--tls-key", key, said="https://", ready=False) as server:
-        until(lambda: bool(server.entries("ready")))
-        assert len(told()) == 1
-        for reloads, (leaf, warnings) in enumerate((("server", 1), ("old", 2)), 1):
-            renew(leaf)
-            os.kill(server.process.pid, signal.SIGHUP)
-            until(lambda: sum("model 'cities' is now" in line for line in server.log()) == reloads)  # noqa: B023  # awaited here
-            assert len(told()) == warnings
+    key = tmp_path / "now.key"
+    with reloadable(entities_bundle, folder, tmp_path) as (server, keys):
+        key.unlink()
+        os.mkfifo(key)
+        hangup(server)
+        with key.open("wb") as slow:
+            until(lambda: "the certificate stays as it was: it took longer" in " ".join(server.log()))
+            key.rename(tmp_path / "slow.key")
+            put(folder, "next", tmp_path)
+            keys.unlink()
+            os.mkfifo(keys)  # nobody writes to it
+            hangup(server)
+            until(lambda: "'next'" in shown(server, trusting))
+            assert ready(server, trusting)
+            assert "keys stay" not in " ".join(server.log())  # they are still being read
+            slow.write((folder / "server.key").read_bytes())
+        until(lambda: not any(link.endswith("slow.key") for link in open_files(server.process.pid)))
+        for _ in range(20):
+            assert "'next'" in shown(server, trusting)
+        until(lambda: "keys stay as they were: it took longer" in " ".join(server.log()))
 
 
-def test_an_authority_that_was_removed_is_trusted_no_longer_after_sighup(
+def test_only_clients_with_a_certificate_of_an_authority_that_is_trusted_now_are_let_in(
     entities_bundle: Path, folder: Path, trusting: ssl.SSLContext, tmp_path: Path
 ) -> None:
     shutil.copy(folder / "ca.pem", tmp_path / "ca.pem")
@@ -286,19 +213,35 @@ def test_an_authority_that_was_removed_is_trusted_no_longer_after_sighup(
         "--tls-client-ca",
         tmp_path / "ca.pem",
     ]
-    trusting.load_cert_chain(folder / "client.pem", folder / "client.key")
     with serving(entities_bundle, *files, said="https://", ready=False) as server:
-        assert asked(server.url, trusting) == 200
+        with pytest.raises(httpx.TransportError):
+            asked(server.url, trusting)
+        trusting.load_cert_chain(folder / "client.pem", folder / "client.key")
+        assert asked(server.url, trusting).status_code == 200
         shutil.copy(tmp_path / "b.pem", tmp_path / "ca.pem")
-        os.kill(server.process.pid, signal.SIGHUP)
+        hangup(server)
 
         def refused() -> bool:
             try:
-                return asked(server.url, trusting) != 200
+                return asked(server.url, trusting).status_code != 200
             except httpx.TransportError:
                 return True
 
         until(refused)
+
+
+def test_a_certificate_out_of_date_is_warned_of(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    signed(folder, "old", "subjectAltName=IP:127.0.0.1", days="0")  # valid for no second
+    ends = subprocess.run(
+        ["openssl", "x509", "-in", folder / "old.pem", "-noout", "-enddate"], check=True, capture_output=True, text=True
+    ).stdout
+    date = datetime.fromtimestamp(ssl.cert_time_to_seconds(ends.strip().partition("=")[2]), UTC)
+    chain = tmp_path / "chain.pem"
+    for leaf, warnings in (("server", 0), ("old", 1)):
+        chain.write_text((folder / f"{leaf}.pem").read_text() + (folder / "ca.pem").read_text())
+        tls_context(ServeSettings(tls_cert=chain, tls_key=folder / f"{leaf}.key"))
+        told = [m for m in caplog.messages if f"{chain}" in m and f"{date:%Y-%m-%d %H:%M} UTC" in m]
+        assert len(told) == len(caplog.messages) == warnings
 
 
 def test_files_that_do_not_fit_are_told_by_name(folder: Path) -> None:

@@ -1,14 +1,13 @@
 """`/v1/relations`: a text and two parts of it, in the caller's unit of offsets."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-from patience import PATIENCE_S
+from starlette.testclient import TestClient
 
-from benchmarks.serve.small_server import serving
+from serve.http.app import create_app
 from serve.http.request_bodies import decode
 from serve.model.pipeline import Pipeline
 from serve.settings import Limits
@@ -24,16 +23,6 @@ PLACES = {
 }
 
 
-@pytest.fixture(scope="module")
-def client(entities_bundle: Path, intents_bundle: Path, relations_bundle: Path) -> Iterator[httpx.Client]:
-    # The model of relations is the last of the classifiers, so that it must be found.
-    with (
-        serving([entities_bundle, intents_bundle, relations_bundle]) as url,
-        httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
-    ):
-        yield client
-
-
 def part(start: int, end: int) -> dict[str, int]:
     return {"start": start, "end": end}
 
@@ -43,9 +32,7 @@ def read(asked: dict[str, object]) -> list[str]:
     return [work.text for work in RELATIONS.works_of(decode(body, RELATIONS.request_type(body)), Limits())]
 
 
-def test_a_relation_is_answered_as_the_model_answers_the_marked_text(
-    client: httpx.Client, relations_bundle: Path
-) -> None:
+def test_a_relation_is_answered_as_the_marked_text(client: httpx.Client, relations_bundle: Path) -> None:
     answer = client.post("/v1/relations", json={"text": "fly to rome", "head": part(0, 3), "tail": part(7, 11)}).json()
     assert (answer["model"], answer["variant"]) == ("relations", "fp32")
     assert answer["results"] == [Pipeline(relations_bundle)(marked("fly to rome", (0, 3), (7, 11)))]
@@ -112,20 +99,6 @@ def test_what_cannot_be_marked_is_refused_by_field(client: httpx.Client, change:
         assert (response.status_code, response.json()["error"]["field"]) == (422, f"items[1].{field}")
 
 
-def test_errors_speak_of_what_the_model_is_for(client: httpx.Client) -> None:
-    asked = {"text": "a b", "head": part(0, 1), "tail": part(2, 3)}
-
-    def message(path: str, **more: object) -> str:
-        return str(client.post(path, json=more).json()["error"]["message"])
-
-    assert message("/v1/relations", **asked, model="intents").endswith(
-        "'intents' is for text-classification; post to /v1/classify instead"
-    )
-    assert message("/v1/entities", text="a", model="relations") == (
-        "'relations' is for relations; post to /v1/relations instead"
-    )
-
-
 def test_no_items_and_too_many_are_refused(client: httpx.Client) -> None:
     item = {"text": "a b", "head": part(0, 1), "tail": part(2, 3)}
     assert client.post("/v1/relations", json={"items": []}).json()["error"]["field"] == "items"
@@ -140,29 +113,10 @@ def test_no_items_and_too_many_are_refused(client: httpx.Client) -> None:
     assert (lone.status_code, lone.json()["error"]["field"]) == (422, "items[0].text")
 
 
-def test_classes_are_asked_of_a_model_of_classes_and_never_of_one_of_relations(
-    client: httpx.Client, relations_bundle: Path
-) -> None:
+def test_classes_are_never_asked_of_a_model_of_relations(client: httpx.Client, relations_bundle: Path) -> None:
     assert client.post("/v1/classify", json={"text": "refund"}).json()["model"] == "intents"
     named = client.post("/v1/classify", json={"text": "fly to rome", "model": "relations"})
-    assert named.status_code == 422
-    assert named.json()["error"] == {
-        "code": "invalid_input",
-        "message": "'relations' is for relations; post to /v1/relations instead",
-        "field": "model",
-    }
-    with serving([relations_bundle]) as alone:
-        assert httpx.post(f"{alone}/v1/classify", json={"text": "fly to rome"}).json() == named.json()
-
-
-def test_a_text_without_markers_is_no_question_for_a_model_of_relations(client: httpx.Client) -> None:
-    def asked(text: str) -> httpx.Response:
-        inputs_of = [{"name": "text", "datatype": "BYTES", "shape": [1], "data": [text]}]
-        return client.post("/v2/models/relations/infer", json={"inputs": inputs_of})
-
-    refused = asked("fly to rome")
-    assert refused.status_code == 422
-    assert "/v1/relations" in refused.json()["error"]
-    answered = asked(marked("fly to rome", (0, 3), (7, 11)))
-    assert answered.json()["outputs"][1]["data"] == ["to"]
-    assert [each["name"] for each in client.get("/v2/models/relations").json()["inputs"]][0:2] == ["text", "input_ids"]
+    assert (named.status_code, named.json()["error"]["field"]) == (422, "model")
+    assert "/v1/relations" in named.json()["error"]["message"]
+    alone = TestClient(create_app([relations_bundle]))
+    assert alone.post("/v1/classify", json={"text": "fly to rome"}).json() == named.json()

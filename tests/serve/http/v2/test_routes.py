@@ -10,27 +10,13 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 from lookup_bundles import INTENTS, VOCABULARY
-from patience import PATIENCE_S
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.serve.small_server import serving
 from serve.model.pipeline import Pipeline
 from serve.model.session import Session
 from serve.text.tokenizer import load_tokenizer
 
 OCTETS = {"Content-Type": "application/octet-stream"}
-
-
-@pytest.fixture(scope="module")
-def url(entities_bundle: Path, intents_bundle: Path, relations_bundle: Path) -> Iterator[str]:
-    with serving([entities_bundle, intents_bundle, relations_bundle]) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def client(url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")
@@ -77,13 +63,8 @@ def test_tritonclient_finds_the_server_and_its_models(theirs: triton.InferenceSe
     version = found["versions"][0]
     assert theirs.is_model_ready("intents", version)
     assert not theirs.is_model_ready("intents", version[::-1])
-    assert [each["name"] for each in found["inputs"]] == [
-        "text",
-        "text_pair",
-        "input_ids",
-        "attention_mask",
-        "token_type_ids",
-    ]
+    inputs = ["text", "text_pair", "input_ids", "attention_mask", "token_type_ids"]
+    assert [each["name"] for each in found["inputs"]] == inputs
     assert [(each["name"], each["datatype"], each["shape"]) for each in found["outputs"]] == [
         ("answer", "BYTES", [-1]),
         ("label", "BYTES", [-1]),
@@ -94,7 +75,7 @@ def test_tritonclient_finds_the_server_and_its_models(theirs: triton.InferenceSe
 
 @pytest.mark.parametrize("binary", [True, False], ids=["as-bytes", "in-json"])
 @pytest.mark.parametrize("column", [True, False], ids=["one-column", "flat"])
-def test_tritonclient_gets_the_answers_of_v1(
+def test_tritonclient_gets_v1s_answers(
     theirs: triton.InferenceServerClient, client: httpx.Client, binary: bool, column: bool
 ) -> None:
     asked = ["i love it", "refund 😀 please", "", "münchen"]
@@ -183,70 +164,57 @@ def test_a_version_is_the_digest_and_another_is_not_found(client: httpx.Client, 
     assert digest in other.json()["error"]
 
 
+OF_CITIES: dict[str, tuple[list[dict[str, object]], str]] = {
+    "nothing": ([], "either text or input_ids"),
+    "both": ([texts("a"), ids([[1]])], "either text or input_ids"),
+    "unknown-input": ([texts("a", name="txt")], "'text'"),
+    "twice": ([texts("a"), texts("b")], "a second 'text'"),
+    "wrong-datatype": ([texts("a", datatype="INT64")], "must be BYTES"),
+    "fewer-than-the-shape": ([texts("a", shape=[2])], "make them equal"),
+    "a-row-of-texts": ([texts("a", "b", shape=[1, 2])], "[n] or [n, 1]"),
+    "no-shape": ([texts("a", shape=[])], "1 to 8 sizes"),
+    "negative-shape": ([texts("a", shape=[-1])], "1 or more"),
+    "no-texts": ([texts(shape=[0])], "1 or more"),
+    "a-huge-shape": ([texts("a", shape=[2**62, 2**62])], "make them equal"),
+    "a-number-in-texts": ([texts("a", data=["a", 1])], "list of strings"),
+    "an-object-for-data": ([texts("a", data={"a": 1})], "list of strings"),
+    "no-data": ([{"name": "text", "datatype": "BYTES", "shape": [1]}], "its values"),
+    "pair-of-entities": ([texts("a"), texts("b", name="text_pair")], "one text"),
+    "text-and-mask": ([texts("a"), ids([[1]], "attention_mask")], "together with"),
+    "id-beyond-the-vocabulary": ([ids([[23]])], "0 to 22"),
+    "negative-id": ([ids([[1], [-1]])], "-1"),
+    "beyond-int64": ([ids([[2**63]])], "list of INT64"),
+    "a-huge-id": ([ids([[2**62]])], "the ids of"),
+    "ragged": ([ids([[1, 2], [3]])], "one length"),
+    "half-nested": ([ids([[1, 2]], data=[1, [2]])], "one length"),
+    "a-fraction": ([ids([[1, 2]], data=[1, 2.5])], "list of INT64"),
+    "no-rows": ([ids([[1, 2]], shape=[2], data=[1, 2])], "[rows, tokens]"),
+    "short-mask": ([ids([[1, 2]]), ids([[1]], "attention_mask")], "shape of input_ids"),
+    "a-mask-of-2": ([ids([[1]]), ids([[2]], "attention_mask")], "0 and 1"),
+    "memory": ([texts("a", parameters={"shared_memory_region": "x"})], "not a field"),
+    "two-datas": ([texts("a", parameters={"binary_data_size": 4}, data=["a"])], "either"),
+}
+OF_INTENTS = {
+    "fewer-pairs": ([texts("a", "b"), texts("b", name="text_pair")], "as many"),
+    "only-a-pair": ([texts("b", name="text_pair")], "either text or input_ids"),
+    "all-masked": ([ids([[1]]), ids([[0]], "attention_mask")], "only 0 in row 0"),
+}
+OPTIONS = {
+    "not-its-option": ({"parameters": {"top_k": 1}}, "'top_k'"),
+    "option-out-of-range": ({"parameters": {"min_score": 2}}, "from 0 to 1"),
+    "option-of-wrong-type": ({"parameters": {"min_score": "x"}}, "parameters"),
+    "a-number-for-a-truth": ({"parameters": {"binary_data_output": 1}}, "true or false"),
+    "no-such-output": ({"outputs": [{"name": "label"}]}, "outputs"),
+    "an-output-twice": ({"outputs": [{"name": "answer"}] * 2}, "a second 'answer'"),
+}
+
+
 @pytest.mark.parametrize(
     ("model", "inputs", "more", "said"),
     [
-        pytest.param("cities", [], {}, "either text or input_ids", id="nothing"),
-        pytest.param("cities", [texts("a"), ids([[1]])], {}, "either text or input_ids", id="both"),
-        pytest.param("cities", [texts("a", name="txt")], {}, "the inputs are 'text'", id="unknown-input"),
-        pytest.param("cities", [texts("a"), texts("b")], {}, "a second 'text'", id="twice"),
-        pytest.param("cities", [texts("a", datatype="INT64")], {}, "must be BYTES", id="wrong-datatype"),
-        pytest.param("cities", [texts("a", shape=[2])], {}, "make them equal", id="fewer-than-the-shape"),
-        pytest.param("cities", [texts("a", "b", shape=[1, 2])], {}, "[n] or [n, 1]", id="a-row-of-texts"),
-        pytest.param("cities", [texts("a", shape=[])], {}, "give 1 to 8 sizes", id="no-shape"),
-        pytest.param("cities", [texts("a", shape=[-1])], {}, "1 or more", id="negative-shape"),
-        pytest.param("cities", [texts(shape=[0])], {}, "1 or more", id="no-texts"),
-        pytest.param("cities", [texts("a", shape=[2**62, 2**62])], {}, "make them equal", id="a-huge-shape"),
-        pytest.param("cities", [texts("a", data=["a", 1])], {}, "must be a list of strings", id="a-number-in-texts"),
-        pytest.param("cities", [texts("a", data={"a": 1})], {}, "must be a list of strings", id="an-object-for-data"),
-        pytest.param(
-            "cities", [{"name": "text", "datatype": "BYTES", "shape": [1]}], {}, "must have its values", id="no-data"
-        ),
-        pytest.param("cities", [texts("a"), texts("b", name="text_pair")], {}, "one text", id="pair-of-entities"),
-        pytest.param("intents", [texts("a", "b"), texts("b", name="text_pair")], {}, "as many", id="fewer-pairs"),
-        pytest.param("intents", [texts("b", name="text_pair")], {}, "either text or input_ids", id="only-a-pair"),
-        pytest.param(
-            "cities", [texts("a"), ids([[1]], "attention_mask")], {}, "cannot be sent together with", id="text-and-mask"
-        ),
-        pytest.param("cities", [ids([[23]])], {}, "the ids of 'cities' are 0 to 22", id="id-beyond-the-vocabulary"),
-        pytest.param("cities", [ids([[1], [-1]])], {}, "input_ids has -1", id="negative-id"),
-        pytest.param("cities", [ids([[2**63]])], {}, "must be a list of INT64", id="beyond-int64"),
-        pytest.param("cities", [ids([[2**62]])], {}, "the ids of", id="a-huge-id"),
-        pytest.param("cities", [ids([[1, 2], [3]])], {}, "all rows of one length", id="ragged"),
-        pytest.param("cities", [ids([[1, 2]], data=[1, [2]])], {}, "all rows of one length", id="half-nested"),
-        pytest.param("cities", [ids([[1, 2]], data=[1, 2.5])], {}, "must be a list of INT64", id="a-fraction"),
-        pytest.param("cities", [ids([[1, 2]], shape=[2], data=[1, 2])], {}, "[rows, tokens]", id="no-rows"),
-        pytest.param(
-            "cities", [ids([[1, 2]]), ids([[1]], "attention_mask")], {}, "the shape of input_ids", id="short-mask"
-        ),
-        pytest.param("cities", [ids([[1]]), ids([[2]], "attention_mask")], {}, "other than 0 and 1", id="a-mask-of-2"),
-        pytest.param("intents", [ids([[1]]), ids([[0]], "attention_mask")], {}, "only 0 in row 0", id="all-masked"),
-        pytest.param("cities", [texts("a")], {"parameters": {"top_k": 1}}, "no parameter 'top_k'", id="not-its-option"),
-        pytest.param("cities", [texts("a")], {"parameters": {"min_score": 2}}, "from 0 to 1", id="option-out-of-range"),
-        pytest.param(
-            "cities", [texts("a")], {"parameters": {"min_score": "x"}}, "parameters", id="option-of-wrong-type"
-        ),
-        pytest.param(
-            "cities",
-            [texts("a")],
-            {"parameters": {"binary_data_output": 1}},
-            "true or false",
-            id="a-number-for-a-truth",
-        ),
-        pytest.param(
-            "cities",
-            [texts("a")],
-            {"outputs": [{"name": "label"}]},
-            "the outputs for these inputs are",
-            id="no-such-output",
-        ),
-        pytest.param(
-            "cities", [texts("a")], {"outputs": [{"name": "answer"}] * 2}, "a second 'answer'", id="an-output-twice"
-        ),
-        pytest.param("cities", [texts("a", parameters={"shared_memory_region": "x"})], {}, "not a field", id="memory"),
-        pytest.param(
-            "cities", [texts("a", parameters={"binary_data_size": 4}, data=["a"])], {}, "either", id="two-datas"
-        ),
+        *(pytest.param("cities", inputs, {}, said, id=name) for name, (inputs, said) in OF_CITIES.items()),
+        *(pytest.param("intents", inputs, {}, said, id=name) for name, (inputs, said) in OF_INTENTS.items()),
+        *(pytest.param("cities", [texts("a")], more, said, id=name) for name, (more, said) in OPTIONS.items()),
     ],
 )
 def test_what_is_wrong_with_tensors_is_told_in_the_protocols_form(
@@ -260,23 +228,14 @@ def test_what_is_wrong_with_tensors_is_told_in_the_protocols_form(
 
 
 @pytest.mark.parametrize(
-    ("header", "body", "status"),
-    [
-        pytest.param(None, b"not json", 400, id="not-json"),
-        pytest.param("x", b"{}", 400, id="no-number"),
-        pytest.param("-1", b"{}", 400, id="negative"),
-        pytest.param("99", b"{}", 400, id="beyond-the-body"),
-        pytest.param("9" * 400, b"{}", 400, id="a-huge-number"),
-        pytest.param("1", b"{}", 400, id="into-the-json"),
-    ],
+    ("header", "body"),
+    [(None, b"not json"), ("x", b"{}"), ("-1", b"{}"), ("99", b"{}"), ("9" * 400, b"{}"), ("1", b"{}")],
+    ids=["not-json", "no-number", "negative", "beyond-the-body", "a-huge-number", "into-the-json"],
 )
-def test_a_wrong_length_of_the_json_is_a_bad_request(
-    client: httpx.Client, header: str | None, body: bytes, status: int
-) -> None:
+def test_a_wrong_length_of_the_json_is_a_bad_request(client: httpx.Client, header: str | None, body: bytes) -> None:
     headers = OCTETS if header is None else {**OCTETS, "Inference-Header-Content-Length": header}
     response = client.post("/v2/models/cities/infer", content=body, headers=headers)
-    assert response.status_code == status
-    assert isinstance(response.json()["error"], str)
+    assert (response.status_code, type(response.json()["error"])) == (400, str)
 
 
 @pytest.mark.parametrize(
@@ -341,9 +300,7 @@ def test_limits_hold_for_tensors_too(client: httpx.Client) -> None:
     assert infer(client, "cities", texts("a" * 1_000_001)).status_code == 413
 
 
-def test_errors_of_the_server_itself_have_the_protocols_form_too(
-    client: httpx.Client, theirs: triton.InferenceServerClient
-) -> None:
+def test_errors_of_the_server_have_the_form_too(client: httpx.Client, theirs: triton.InferenceServerClient) -> None:
     for method, path, status in (
         ("GET", "/v2/nothing", 404),
         ("GET", "/v2/models/nobody", 404),

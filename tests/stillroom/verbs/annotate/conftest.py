@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lookup_bundles import INTENTS, VOCABULARY, city_table, intent_table, write_bundle, write_relations_bundle
+from lookup_bundles import VOCABULARY, city_table, write_bundle, write_relations_bundle
 
 
 @pytest.fixture(scope="package")
@@ -16,18 +16,11 @@ def cities(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="package")
-def intents(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bundles") / "intents"
-    return write_bundle(folder, intent_table(), task="text-classification", labels=INTENTS)
-
-
-@pytest.fixture(scope="package")
-def labels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Says of each intent on its own whether it applies."""
-    folder = tmp_path_factory.mktemp("bundles") / "labels"
-    return write_bundle(folder, intent_table() - 1, task="text-classification", labels=INTENTS, multi_label=True)
-
-
-@pytest.fixture(scope="package")
 def relations(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_relations_bundle(tmp_path_factory.mktemp("bundles") / "relations")
+
+
+@pytest.fixture(scope="package")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Finds cities, and takes some milliseconds for a row."""
+    return write_bundle(tmp_path_factory.mktemp("bundles") / "slow", city_table(), layers=60)

@@ -19,17 +19,20 @@ from typing import Any
 import psutil
 import pyarrow as pa
 import pytest
-from lookup_bundles import city_table, write_bundle, write_vectors_bundle
+from lookup_bundles import write_vectors_bundle
 from patience import PATIENCE_S
 from processes import started
 from pyarrow import parquet
 
 from serve.errors import BadInput
+from serve.model.pipeline import Pipeline
+from serve.tasks import open_bundle
+from serve.text.answers import AnswerOptions
 from stillroom.verbs.annotate import Annotation, reader
 from stillroom.verbs.annotate.checks import is_bulk
-from stillroom.verbs.annotate.parts import MANIFEST
+from stillroom.verbs.annotate.parts import MANIFEST, Job
 from stillroom.verbs.annotate.reader import InputFile
-from stillroom.verbs.annotate.rows import Start
+from stillroom.verbs.annotate.rows import Columns, Start
 from stillroom.verbs.annotate.run import annotate, annotate_files, summary
 
 TEXTS = [f"{'please ' * (number % 5)}{['rome', 'fly to rome', 'fly'][number % 3]}" for number in range(23)]
@@ -64,6 +67,11 @@ def settings_of(bundle: Path, given: Path | str, out: Path | str, **more: Any) -
     return Annotation(bundle, given, out, **({"processes": 1, "part_rows": 5} | more))
 
 
+def job_of(bundle: Path, out: Path) -> Job:
+    digest = open_bundle(bundle).manifest.digest
+    return Job(str(bundle), digest, "fp32", 1, "cpu", Columns(), AnswerOptions(), None, "stop", 5, str(out))
+
+
 def parts_of(out: Path, name: str) -> list[Path]:
     return sorted(out.glob(f"{name}-*"))
 
@@ -71,11 +79,6 @@ def parts_of(out: Path, name: str) -> list[Path]:
 def digests(out: Path) -> dict[str, str]:
     files = [each for each in out.rglob("*") if each.is_file() and each.name != MANIFEST]
     return {each.relative_to(out).as_posix(): hashlib.sha256(each.read_bytes()).hexdigest() for each in files}
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_bundle(tmp_path_factory.mktemp("bundles") / "plain", city_table())
 
 
 @pytest.fixture(scope="module")
@@ -95,15 +98,31 @@ def whole(plain: Path, inputs: Path, tmp_path_factory: pytest.TempPathFactory) -
     return out
 
 
+@pytest.fixture(scope="module")
+def answers(plain: Path) -> list[object]:
+    """The answers to TEXTS."""
+    return list(Pipeline(plain)(TEXTS))
+
+
 @pytest.mark.parametrize(
-    "name", ["lines.jsonl", "deep/cells.csv", "plain.txt", "packed.jsonl.gz", "array.json", "many.csv.gz"]
-)
-def test_the_parts_of_a_file_are_the_answers_to_the_whole_file(
-    name: str, plain: Path, inputs: Path, whole: Path, tmp_path: Path
+    ("name", "count"),
+    [("lines.jsonl", 5), ("deep/cells.csv", 5), ("plain.txt", 5), ("packed.jsonl.gz", 1), ("array.json", 1), ("many.csv.gz", 2)],
+)  # fmt: skip
+def test_the_parts_of_a_file_are_the_answers_to_its_rows_in_order(
+    name: str, count: int, plain: Path, whole: Path, answers: list[object]
 ) -> None:
-    annotate(Annotation(plain, inputs / name, tmp_path / "one.jsonl", processes=1))
     parts = parts_of(whole, name)
-    assert len(parts) == {"packed.jsonl.gz": 1, "array.json": 1, "many.csv.gz": 2}.get(name, 5)
+    assert len(parts) == count
+    found = [json.loads(line) for part in parts for line in part.read_text(encoding="utf-8").splitlines()]
+    times = 4 if name == "many.csv.gz" else 1
+    assert [(each["text"], each["answer"]) for each in found] == list(zip(TEXTS, answers, strict=True)) * times
+    if "id" in found[0]:
+        assert [int(each["id"]) for each in found] == list(range(23))
+
+
+def test_the_parts_of_a_file_are_its_output_as_one_file(plain: Path, inputs: Path, whole: Path, tmp_path: Path) -> None:
+    annotate(Annotation(plain, inputs / "lines.jsonl", tmp_path / "one.jsonl", processes=1))
+    parts = parts_of(whole, "lines.jsonl")
     assert b"".join(part.read_bytes() for part in parts) == (tmp_path / "one.jsonl").read_bytes()
 
 
@@ -133,13 +152,6 @@ def test_a_part_begins_anywhere_in_a_row_group_of_many_batches(
             assert [row.line for _, rows in found for row in rows] == list(range(begin + 1, end + 1))
 
 
-def test_the_manifest_has_the_digest_of_each_part(whole: Path) -> None:
-    manifest = json.loads((whole / MANIFEST).read_bytes())
-    assert manifest["complete"]
-    assert {name: part["sha256"] for name, part in manifest["parts"].items()} == digests(whole)
-    assert sum(part["rows"] for part in manifest["parts"].values()) == 230
-
-
 def test_a_rerun_makes_what_is_missing_and_nothing_twice(
     plain: Path, inputs: Path, whole: Path, tmp_path: Path
 ) -> None:
@@ -165,6 +177,7 @@ def test_a_rerun_makes_what_is_missing_and_nothing_twice(
     assert digests(out).items() > digests(whole).items()
     manifest = json.loads((out / MANIFEST).read_bytes())
     assert {name: part["sha256"] for name, part in manifest["parts"].items()} == digests(out)
+    assert (manifest["complete"], sum(part["rows"] for part in manifest["parts"].values())) == (True, 231)
     assert annotate_files(settings)["texts_per_s"] is None
 
 
@@ -193,11 +206,8 @@ def test_bad_rows_are_named_before_anything_is_answered(plain: Path, tmp_path: P
     document = annotate_files(settings_of(plain, given, tmp_path / "out", bad_rows="skip"))
     assert (document["rows"], document["bad_rows"]) == (6, 3)
     (lines,) = parts_of(tmp_path / "out", "a.jsonl")
-    assert [list(json.loads(line)) for line in lines.read_text().splitlines()] == [
-        ["text", "answer"],
-        ["error"],
-        ["error"],
-    ]
+    fields = [list(json.loads(line)) for line in lines.read_text().splitlines()]
+    assert fields == [["text", "answer"], ["error"], ["error"]]
     (part,) = parts_of(tmp_path / "out", "b.parquet")
     found = parquet.read_table(part)
     assert [each is None for each in found["error"].to_pylist()] == [True, False, True]
@@ -223,22 +233,22 @@ def refused(bundle: Path, given: Path | str, out: Path | str, **more: Any) -> st
 def test_an_output_of_another_job_is_refused_and_kept(
     plain: Path, cities: Path, inputs: Path, whole: Path, tmp_path: Path
 ) -> None:
-    out, given = tmp_path / "out", tmp_path / "in"
-    shutil.copytree(inputs, given)
+    out, elsewhere = tmp_path / "out", tmp_path / "in"
+    shutil.copytree(inputs, elsewhere)
     shutil.copytree(whole, out)
     before = digests(out)
-    assert f"{inputs / 'array.json'}" not in refused(plain, given, out)  # the same files elsewhere are other inputs
-    assert "array.json has changed" in refused(plain, given, out)
-    assert "was begun with bundle " in refused(cities, inputs, out)
-    assert "part_rows 5, now 6" in refused(plain, inputs, out, part_rows=6)
-    assert 'field "answer", now "a"' in refused(plain, inputs, out, answer_field="a")
-    assert "deep/cells.csv is missing, lines.jsonl is missing, many.csv.gz is missing" in refused(
-        plain, f"{inputs}/*.parquet", out
-    )
-    assert digests(out) == before
+    missing = "deep/cells.csv is missing, lines.jsonl is missing, many.csv.gz is missing"
+    for bundle, given, changes, said in (
+        (plain, elsewhere, {}, "array.json has changed"),  # the same files elsewhere are other inputs
+        (cities, inputs, {}, "was begun with bundle "),
+        (plain, inputs, {"part_rows": 6}, "part_rows 5, now 6"),
+        (plain, inputs, {"answer_field": "a"}, 'field "answer", now "a"'),
+        (plain, f"{inputs}/*.parquet", {}, missing),
+    ):
+        assert said in refused(bundle, given, out, **changes)
     (out / MANIFEST).unlink()
-    assert "holds files that `annotate` did not write" in refused(plain, inputs, out)
-    assert "holds files that `annotate` did not write" in refused(plain, inputs, out, restart=True)
+    for restart in (False, True):
+        assert "holds files that `annotate` did not write" in refused(plain, inputs, out, restart=restart)
     assert digests(out) == before
 
 
@@ -255,16 +265,22 @@ def test_restart_removes_the_parts_and_nothing_else(plain: Path, inputs: Path, w
     ]
 
 
-def test_faults_of_places_are_told_in_one_message(plain: Path, inputs: Path, tmp_path: Path) -> None:
+def test_places_that_cannot_be_used_are_refused(plain: Path, inputs: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert "no file is there; give a file, a folder, or a pattern" in refused(plain, f"{inputs}/*.orc", out)
-    assert "no file is there" in refused(plain, tmp_path / "none", out)
-    assert "has the name of a file" in refused(plain, inputs, tmp_path / "out.jsonl")
-    assert "is in the input folder" in refused(plain, inputs, inputs / "out")
-    assert "standard input and output have no parts" in refused(plain, "-", out)
-    assert "files are read and written on this machine's disk and at s3://" in refused(
-        plain, "https://host/in.jsonl", out
-    )
+    for given, output, said in (
+        (f"{inputs}/*.orc", out, "no file is there; give a file, a folder, or a pattern"),
+        (tmp_path / "none", out, "no file is there"),
+        (inputs, tmp_path / "out.jsonl", "has the name of a file"),
+        (inputs, inputs / "out", "is in the input folder"),
+        ("-", out, "standard input and output have no parts"),
+        ("https://host/in.jsonl", out, "on this machine's disk and at s3://"),
+        (
+            inputs / "plain.txt",
+            "/proc/self",
+            "--output /proc/self cannot be written",
+        ),  # which the superuser cannot write to either
+    ):
+        assert said in refused(plain, given, output)
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "notes.doc").write_text("x")
     told = refused(plain, tmp_path / "odd", tmp_path / "x.parquet")
@@ -273,18 +289,23 @@ def test_faults_of_places_are_told_in_one_message(plain: Path, inputs: Path, tmp
     assert not out.exists()
 
 
-def test_what_becomes_a_folder_of_parts(inputs: Path, tmp_path: Path) -> None:
-    def bulk(given: Path | str, out: Path | str, **more: Any) -> bool:
-        return is_bulk(Annotation(tmp_path, given, out, **more))
-
-    assert bulk(inputs, tmp_path / "out")
-    assert bulk(f"{inputs}/*.txt", tmp_path / "out")
-    assert bulk("s3://bucket/in.txt", tmp_path / "out")
-    assert bulk(inputs / "plain.txt", tmp_path)
-    assert bulk(inputs / "plain.txt", "s3://bucket/out")
-    assert bulk(inputs / "plain.txt", tmp_path / "out", ray="local")
-    assert not bulk(inputs / "plain.txt", tmp_path / "out.jsonl")
-    assert not bulk("-", "-")
+@pytest.mark.parametrize(
+    ("given", "out", "is_a_folder"),
+    [
+        ("{}", "{}/out", True),
+        ("{}/*.txt", "{}/out", True),
+        ("s3://bucket/in.txt", "{}/out", True),
+        ("{}/plain.txt", "{}", True),
+        ("{}/plain.txt", "s3://bucket/out", True),
+        ("{}/plain.txt", "{}/out.jsonl", False),
+        ("-", "-", False),
+    ],
+)
+def test_folders_patterns_and_stores_are_answered_to_a_folder_of_parts(
+    given: str, out: str, is_a_folder: bool, inputs: Path
+) -> None:
+    assert is_bulk(Annotation(inputs, given.format(inputs), out.format(inputs))) is is_a_folder
+    assert is_bulk(Annotation(inputs, inputs / "plain.txt", inputs / "out", ray="local"))
 
 
 def running(bundle: Path, given: Path, out: Path, *more: str) -> "AbstractContextManager[subprocess.Popen[str]]":
@@ -303,30 +324,20 @@ def wait_until(there: Callable[[], bool], process: "subprocess.Popen[str]") -> N
         time.sleep(0.005)
 
 
-def wait_for_parts(out: Path, count: int, process: "subprocess.Popen[str]") -> None:
-    wait_until(lambda: len(list(out.glob("*.jsonl"))) >= count, process)
-
-
 SLOW_TEXT = "fly to rome please " * 8
-
-
-@pytest.fixture(scope="module")
-def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Takes some milliseconds for a row."""
-    return write_bundle(tmp_path_factory.mktemp("bundles") / "slow", city_table(), layers=60)
 
 
 def test_a_rerun_after_kills_and_ctrl_c_ends_with_the_same_bytes(slow: Path, tmp_path: Path) -> None:
     given, out = tmp_path / "in.txt", tmp_path / "out"
-    given.write_text(f"{SLOW_TEXT}\n" * 1000, encoding="utf-8")
+    given.write_text(f"{SLOW_TEXT}\n" * 700, encoding="utf-8")
     annotate_files(settings_of(slow, given, tmp_path / "undisturbed", part_rows=50))
     out.mkdir()  # otherwise one file is the output of one file
 
     with running(slow, given, out) as driver:
-        wait_for_parts(out, 2, driver)
+        wait_until(partial(has_parts, out, 2), driver)
         workers = [each for each in psutil.Process(driver.pid).children() if "spawn_main" in " ".join(each.cmdline())]
         workers[0].kill()  # is replaced
-        wait_for_parts(out, 5, driver)
+        wait_until(partial(has_parts, out, 4), driver)
         workers = psutil.Process(driver.pid).children(recursive=True)
         driver.kill()
         driver.communicate()
@@ -334,7 +345,7 @@ def test_a_rerun_after_kills_and_ctrl_c_ends_with_the_same_bytes(slow: Path, tmp
         assert not alive
 
     with running(slow, given, out) as driver:
-        wait_for_parts(out, 8, driver)
+        wait_until(partial(has_parts, out, 6), driver)
         driver.send_signal(signal.SIGINT)
         said = driver.communicate(timeout=PATIENCE_S)[1]
         assert driver.returncode == 130, said
@@ -397,9 +408,8 @@ def test_a_disk_that_is_full_costs_no_answers_that_are_there(slow: Path, tmp_pat
     given.write_text(f"{SLOW_TEXT}\n" * 250, encoding="utf-8")
     out.mkdir()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(
-        resource.RLIMIT_FSIZE, (100_000, limits[1])
-    )  # no file may be larger; whoever is started inherits it
+    # No file may be larger; processes that are started inherit it.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
         with running(slow, given, out, "--part-rows", "250") as driver:
             said = driver.communicate(timeout=PATIENCE_S)[1]
@@ -420,6 +430,10 @@ def unfinished(out: Path) -> Path:
     """The file that keeps the answers of the one part that is begun."""
     (file,) = out.glob(".*.unfinished")
     return file
+
+
+def has_parts(out: Path, count: int) -> bool:
+    return len(list(out.glob("*.jsonl"))) >= count
 
 
 def is_beyond(out: Path, batches: int) -> bool:

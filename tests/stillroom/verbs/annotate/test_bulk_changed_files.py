@@ -13,23 +13,16 @@ import pyarrow as pa
 import pytest
 from lookup_bundles import city_table, write_bundle
 from pyarrow import parquet
-from test_bulk import digests, parts_of, refused, settings_of
+from test_bulk import digests, job_of, parts_of, refused, settings_of
 
 from serve.errors import BadInput
-from serve.tasks import open_bundle
-from serve.text.answers import AnswerOptions
 from stillroom.verbs.annotate import run
 from stillroom.verbs.annotate.annotator import Annotator
 from stillroom.verbs.annotate.inputs import inputs_of
 from stillroom.verbs.annotate.parts import MANIFEST, Job, Part, PartsManifest
-from stillroom.verbs.annotate.rows import Columns, Start
+from stillroom.verbs.annotate.rows import Start
 from stillroom.verbs.annotate.run import annotate_files, summary
 from stillroom.verbs.annotate.storage import DiskFolder, storage_of
-
-
-def job_of(bundle: Path, out: Path) -> Job:
-    digest = open_bundle(bundle).manifest.digest
-    return Job(str(bundle), digest, "fp32", 1, "cpu", Columns(), AnswerOptions(), None, "stop", 5, str(out))
 
 
 def annotator_of(job: Job, before: Callable[[], object] = lambda: None) -> Annotator:
@@ -151,12 +144,6 @@ def test_a_kill_within_a_restart_leaves_an_output_that_is_known(
     annotate_files(settings_of(cities, given, out, restart=True))
     assert digests(out) == whole
     assert len(parts_of(out, "in.jsonl")) == 3
-
-
-def test_an_output_that_cannot_be_written_is_told(cities: Path, tmp_path: Path) -> None:
-    write_lines(tmp_path / "in.jsonl", 3)
-    told = refused(cities, tmp_path / "in.jsonl", "/proc/self")  # which the superuser cannot write to either
-    assert told.startswith("--output /proc/self cannot be written (")
 
 
 def test_a_part_that_is_not_in_the_output_at_the_end_is_told(

@@ -185,7 +185,7 @@ def test_a_slow_store_is_waited_for(server: Server, bundle: Path, tmp_path: Path
     assert parts() == whole
 
 
-def test_what_is_missing_in_a_store_is_named(
+def test_missing_files_buckets_and_keys_of_a_store_are_named(
     server: Server, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for given, told in (
@@ -213,7 +213,7 @@ def put(key: str, rows: int) -> None:
     boto3.client("s3").put_object(Bucket="texts", Key=key, Body=b'{"text": "fly to rome"}\n' * rows)
 
 
-def test_what_stands_for_a_folder_is_no_file(server: Server, bundle: Path) -> None:
+def test_empty_objects_that_stand_for_folders_are_no_inputs(server: Server, bundle: Path) -> None:
     for key in ("marked/", "marked/deep/", "out/"):
         put(key, 0)
     put("marked/deep/a.jsonl", 2)

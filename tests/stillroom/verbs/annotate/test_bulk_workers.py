@@ -1,9 +1,12 @@
-"""The workers of a bulk annotation: those that die, and those that do not start."""
+"""The workers of a bulk annotation that die or do not start, and Ctrl-C at a moment at which Python drops it."""
 
 import os
 import signal
+import sys
+import weakref
 from concurrent.futures import Future
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import psutil
@@ -14,7 +17,7 @@ from serve.text.answers import AnswerOptions
 from stillroom.verbs.annotate import workers
 from stillroom.verbs.annotate.parts import Job
 from stillroom.verbs.annotate.rows import Columns
-from stillroom.verbs.annotate.workers import LocalWorker, WorkerGroup
+from stillroom.verbs.annotate.workers import LocalWorker, WorkerGroup, ctrl_c_kept
 
 
 def test_a_worker_whose_process_died_is_started_again_and_ended(tmp_path: Path) -> None:
@@ -74,3 +77,50 @@ def test_the_user_is_told_while_no_worker_starts_again(
     said = capsys.readouterr().err.splitlines()
     # Once before the first start, and once after the death.
     assert said == ["still waiting for one of 1 workers to start; perhaps no core is free"] * 2
+
+
+class Freed:
+    """Something with a weak reference to it."""
+
+
+def test_ctrl_c_is_heeded_though_python_dropped_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    dropped: list[type[BaseException]] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda told: dropped.append(told.exc_type))
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.default_int_handler)
+    with ctrl_c_kept() as stop_if_asked:
+        stop_if_asked()
+        freed = Freed()
+        reference = weakref.ref(freed, lambda _: signal.raise_signal(signal.SIGINT))
+        del freed
+        assert reference() is None
+        assert not dropped  # nor is it printed
+        with pytest.raises(KeyboardInterrupt):
+            stop_if_asked()
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_handler_of_the_callers_own_stays() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    try:
+        with ctrl_c_kept() as stop_if_asked:
+            signal.raise_signal(signal.SIGINT)
+            stop_if_asked()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert heard == [signal.SIGINT]
+
+
+def test_in_another_thread_nothing_is_changed() -> None:
+    before, found = signal.getsignal(signal.SIGINT), []
+
+    def work() -> None:
+        with ctrl_c_kept() as stop_if_asked:
+            stop_if_asked()
+            found.append(signal.getsignal(signal.SIGINT))
+
+    thread = Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [before]

@@ -25,56 +25,49 @@ def glue(folder: Path, rows: int = 24) -> Path:
     for split, seed in (("train", 0), ("dev", 1)):
         chance = random.Random(seed)
         pairs = [(sentence(chance), sentence(chance)) for _ in range(rows)]
-        yes = [int("great" in one.split()) for one, _ in pairs]
-        yes[:2] = [0, 1]
+        yes = [0, 1, *(int("great" in one.split()) for one, _ in pairs[2:])]
+        each = [(i, label, *pair) for i, (label, pair) in enumerate(zip(yes, pairs, strict=True))]
         lines(
-            folder / "CoLA" / f"{split}.tsv",
-            [("gj04", label, "*" if not label else "", one) for label, (one, _) in zip(yes, pairs, strict=True)],
+            folder / "CoLA" / f"{split}.tsv", [("gj04", label, "" if label else "*", one) for _, label, one, _ in each]
         )
         # An opening quote that nothing closes is text.
-        sst = [
-            (f'" {one}' if i == 3 else one, label) for i, (label, (one, _)) in enumerate(zip(yes, pairs, strict=True))
-        ]
+        sst = [(f'" {one}' if i == 3 else one, label) for i, label, one, _ in each]
         lines(folder / "SST-2" / f"{split}.tsv", sst, ("sentence", "label"))
-        mrpc = [(label, i, i + 1, *pair) for i, (label, pair) in enumerate(zip(yes, pairs, strict=True))]
-        lines(
-            folder / "MRPC" / f"{split}.tsv",
-            mrpc,
-            ("\ufeffQuality", "#1 ID", "#2 ID", "#1 String", "#2 String"),
-            end="\r\n",
-        )
-        scores = [
-            (i, "genre", "file", "2012", i, "a", "b", *pair, round(5 * chance.random(), 3))
-            for i, pair in enumerate(pairs)
+        header = ("\ufeffQuality", "#1 ID", "#2 ID", "#1 String", "#2 String")
+        mrpc = [(label, i, i + 1, one, two) for i, label, one, two in each]
+        lines(folder / "MRPC" / f"{split}.tsv", mrpc, header, end="\r\n")
+        of_sts = [
+            "index",
+            "genre",
+            "filename",
+            "year",
+            "old_index",
+            "source1",
+            "source2",
+            "sentence1",
+            "sentence2",
+            "score",
         ]
-        lines(
-            folder / "STS-B" / f"{split}.tsv", scores,
-            ("index", "genre", "filename", "year", "old_index", "source1", "source2", "sentence1", "sentence2", "score"),
-        )  # fmt: skip
-        qqp: list[Sequence[object]] = [
-            (i, i, i, *pair, label) for i, (label, pair) in enumerate(zip(yes, pairs, strict=True))
+        sts = [
+            (i, "genre", "file", "2012", i, "a", "b", one, two, round(5 * chance.random(), 3))
+            for i, _, one, two in each
         ]
+        lines(folder / "STS-B" / f"{split}.tsv", sts, of_sts)
+        qqp: list[Sequence[object]] = [(i, i, i, one, two, label) for i, label, one, two in each]
         qqp.insert(5, (99, 1, 2, "a row that lacks its label"))
         lines(folder / "QQP" / f"{split}.tsv", qqp, ("id", "qid1", "qid2", "question1", "question2", "is_duplicate"))
         three = ("entailment", "neutral", "contradiction")
-        named = [(i, *pair, three[i % 3]) for i, pair in enumerate(pairs)]
+        mnli = [(i, "p", "q", "fiction", *"((((", one, two, three[i % 3], three[i % 3]) for i, _, one, two in each]
         parses = [f"sentence{i}_{kind}parse" for kind in ("binary_", "") for i in (1, 2)]
-        head = ["index", "promptID", "pairID", "genre", *parses, "sentence1", "sentence2"]
-        mnli = [(i, "p", "q", "fiction", "(", "(", "(", "(", one, two, label, label) for i, one, two, label in named]
-        for file in (f"{split}",) if split == "train" else ("dev_matched", "dev_mismatched"):
-            lines(folder / "MNLI" / f"{file}.tsv", mnli, (*head, "label1", "gold_label"))
-        two_way = [
-            (i, *pair, ("entailment", "not_entailment")[label])
-            for i, (label, pair) in enumerate(zip(yes, pairs, strict=True))
-        ]
+        head = ["index", "promptID", "pairID", "genre", *parses, "sentence1", "sentence2", "label1", "gold_label"]
+        for file in ("train",) if split == "train" else ("dev_matched", "dev_mismatched"):
+            lines(folder / "MNLI" / f"{file}.tsv", mnli, head)
+        two_way = [(i, one, two, ("entailment", "not_entailment")[label]) for i, label, one, two in each]
         lines(folder / "QNLI" / f"{split}.tsv", two_way, ("index", "question", "sentence", "label"))
         lines(folder / "RTE" / f"{split}.tsv", two_way, ("index", "sentence1", "sentence2", "label"))
-        lines(
-            folder / "WNLI" / f"{split}.tsv",
-            [(*row[:3], int(row[3] == "entailment")) for row in two_way],
-            ("index", "sentence1", "sentence2", "label"),
-        )
-    return folder  # fmt: skip
+        wnli = [(*row[:3], int(row[3] == "entailment")) for row in two_way]
+        lines(folder / "WNLI" / f"{split}.tsv", wnli, ("index", "sentence1", "sentence2", "label"))
+    return folder
 
 
 def xnli(folder: Path, languages: Sequence[str]) -> Path:

@@ -1,12 +1,14 @@
-"""The rows of a comparison: which values of `--start`, `--teacher-layer` and `--distill-tokens` make rows of which methods."""
+"""The rows of a comparison: which values of `--start`, `--teacher-layer` and `--distill-tokens` make rows; and what it refuses."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from compress.runs.task_inputs import TaskInputs
-from stillroom.verbs.compare import Comparison
+from serve.errors import BadInput
+from stillroom.verbs.compare import Comparison, compare
 from stillroom.verbs.compare.rows import Row, at_rate, links_of, rates_of, rows_of
 from stillroom.verbs.compare.training import checked
 
@@ -14,19 +16,32 @@ NARROW = "layers=2,hidden=16,heads=4,ffn=32"
 FITTING = "layers=2,hidden=32,heads=4,ffn=32"
 
 
+Given = Callable[..., Comparison]
+
+
 @pytest.fixture
-def opened(tmp_path: Path, tiny_teacher: Path, task_data: Path) -> Any:
-    """A comparison with changes, its inputs and its rows."""
+def given(tmp_path: Path, tiny_teacher: Path, task_data: Path) -> Given:
+    """A comparison with changes."""
     (tmp_path / "text.txt").write_text("please refund the lamp\n", encoding="utf-8")
 
-    def make(**changes: Any) -> tuple[Comparison, TaskInputs, list[Row]]:
+    def make(**changes: Any) -> Comparison:
         settings: dict[str, Any] = {
             "teacher": str(tiny_teacher), "task": "text-classification", "data": str(task_data), "out": str(tmp_path / "out"),
-            "students": (FITTING,), "threads": 1, "seeds": 1, "corpus": (str(tmp_path / "text.txt"),),
+            "methods": ("soft-labels",), "students": (FITTING,), "threads": 1, "seeds": 1, "corpus": (str(tmp_path / "text.txt"),),
         }  # fmt: skip
-        given = Comparison(**(settings | changes))
-        inputs_of = checked(given)
-        return given, inputs_of[given.students[0]], rows_of(given, inputs_of)
+        return Comparison(**(settings | changes))
+
+    return make
+
+
+@pytest.fixture
+def opened(given: Given) -> Any:
+    """A comparison with changes, its inputs and its rows."""
+
+    def make(**changes: Any) -> tuple[Comparison, TaskInputs, list[Row]]:
+        comparison = given(**changes)
+        inputs_of = checked(comparison)
+        return comparison, inputs_of[comparison.students[0]], rows_of(comparison, inputs_of)
 
     return make
 
@@ -87,3 +102,48 @@ def test_rates_are_shares_of_the_last_stages_own_unless_given(opened: Any) -> No
     (link,) = at_rate(links, 1e-3)
     assert [stage.learning_rate for stage in link.stages] == [5e-4, 1e-3]
     assert link.stages[0] == links[0].stages[0]
+
+
+def test_a_folder_that_cannot_be_made_is_one_message_before_any_training(given: Given, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(BadInput, match=r"--out .* cannot be created: .*file is not a folder"):
+        compare(**vars(given(out=str(tmp_path / "file" / "out"))))
+    assert (tmp_path / "file").read_text() == "not a folder"
+
+
+def test_every_method_that_cannot_work_is_told_at_once(given: Given, tmp_path: Path) -> None:
+    # What a kill left of a page under way is no other thing.
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".report.html.4711.partial").write_text("<p>", encoding="utf-8")
+    for changes, faults in (
+        (
+            {"methods": ("minilm,minilmv2", "nosuch"), "teacher": "no-such-folder/x"},
+            ("--method minilm,minilmv2", "Give --method again for each", "--method nosuch", "no-such-folder/x"),
+        ),
+        (
+            {"methods": ("minilm", "xtremedistil-transfer"), "corpus": ()},
+            ("no --corpus was given", "no --source-data was given"),
+        ),
+    ):
+        with pytest.raises(BadInput) as told:
+            compare(**vars(given(**changes)))
+        assert all(fault in told.value.message for fault in faults)
+        assert "holds other files" not in told.value.message
+
+
+def test_every_repeated_value_that_cannot_work_is_told_at_once(given: Given, tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as told:
+        compare(
+            **vars(given(
+                methods=("minilmv2", "minilm"), starts=("alternate", "last", "first"),
+                students=("layers=3,hidden=32,heads=4,ffn=32", NARROW), teacher_layers=(4, 7, 9),
+            ))
+        )  # fmt: skip
+    said = told.value.message
+    assert said.startswith("6 faults were found")
+    assert "--start alternate for a student of 3 layers needs a teacher of at least 5 layers" in said
+    for start in ("alternate", "last", "first"):
+        assert f"--start {start} copies the teacher's layers, but layers=2,hidden=16,heads=4,ffn=32" in said
+    assert "layer 7" in said
+    assert "layer 9" in said
+    assert not (tmp_path / "out").exists()

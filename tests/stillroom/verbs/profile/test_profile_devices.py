@@ -28,7 +28,7 @@ def test_the_texts_that_are_timed_are_drawn_and_not_the_first_of_the_file(on_bot
 @pytest.mark.slow
 @NO_ONNX_CUDA
 @NO_TORCH_CUDA
-def test_what_a_gpu_lacks_is_said_once_and_the_rest_is_measured(on_both: Profiled) -> None:
+def test_runtimes_that_lack_a_gpu_are_named_once_and_the_rest_is_measured(on_both: Profiled) -> None:
     rows = on_both.document["models"]
     assert [(row["name"], row["device"]) for row in rows] == [("whole torch fp32", "cpu"), ("whole ORT fp32", "cpu")]
     of_torch, of_onnxruntime = on_both.document["left_out"]
@@ -65,11 +65,6 @@ def test_torch_on_a_gpu_that_is_not_here_leaves_torch_on_the_cpu(whole: Path) ->
     found = candidates_of(whole, ways, whole, [], left_out=lacks.append)
     assert [(candidate.runtime, candidate.device) for candidate in found] == [("torch", "cpu")]
     assert len(set(lacks)) == 1
-
-
-def test_a_bundle_without_a_checkpoint_says_so_where_torch_is_asked_for(models: Models) -> None:
-    with pytest.raises(BadInput, match=r"fast has no model\.safetensors for torch"):
-        profile_models([models.fast], Profiling(runtimes=("torch",), **QUICK))
 
 
 @pytest.fixture

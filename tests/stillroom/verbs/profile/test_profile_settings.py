@@ -39,7 +39,7 @@ def test_the_grid_is_of_whole_numbers(name: str, value: Any) -> None:
     ("takes", "measured"),
     [((None,), (16, 128)), ((512, None), (16, 128)), ((512, 32), (16, 32)), ((16,), (16,)), ((8,), (8,))],
 )
-def test_lengths_that_nobody_asked_for_are_cut_to_what_the_models_take(
+def test_default_lengths_are_cut_to_what_the_models_take(
     takes: tuple[int | None, ...], measured: tuple[int, ...]
 ) -> None:
     models = [Candidate(f"model {i}", "torch", "fp32", Path(), 1, max_length=most) for i, most in enumerate(takes)]
@@ -52,15 +52,12 @@ def test_lengths_that_nobody_asked_for_are_cut_to_what_the_models_take(
             with_lengths(asked, models)
 
 
-def test_a_call_has_as_many_threads_as_this_process_has_cores_unless_told_otherwise() -> None:
+def test_threads_are_the_cores_and_a_runtime_that_needs_a_gpu_asks_for_one_unless_told_otherwise() -> None:
     assert ways_of(Profiling()).threads == available_cores()
     assert ways_of(Profiling(threads=3)).threads == 3
-
-
-def test_a_runtime_that_needs_a_gpu_asks_for_one_by_itself() -> None:
     assert ways_of(Profiling()).devices == ("cpu",)
     assert ways_of(Profiling(runtimes=("torch-cuda-graphs",))).devices == ("cpu", "cuda")
-    with pytest.raises(BadInput, match="--runtimes torch-cuda-graphs needs cuda, and --device is cpu"):
+    with pytest.raises(BadInput, match="--runtimes torch-cuda-graphs needs cuda"):
         ways_of(Profiling(runtimes=("torch-cuda-graphs",), device=("cpu",)))
 
 

@@ -4,12 +4,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from small_profiles import TASK, intents
+from lookup_bundles import city_table, write_bundle
+from small_profiles import TASK, Models, intents
 from small_task import write_rows
 
 from compress.data.columns import Columns
 from compress.data.texts import read_texts
 from serve.errors import BadInput
+from stillroom.verbs.profile.models import task_of
 from stillroom.verbs.profile.texts import CALIBRATION_TEXTS, TIMED_TEXTS, given_texts
 
 
@@ -18,21 +20,16 @@ def sorted_rows(count: int) -> list[dict[str, str]]:
     return sorted(intents(count, seed=3), key=lambda row: row["label"])
 
 
-def test_plain_text_is_timed_and_it_is_said_why_there_is_no_metric(tmp_path: Path) -> None:
-    file = tmp_path / "lines.txt"
-    file.write_text("fly to rome\n\nrefund it\n", encoding="utf-8")
-    given = given_texts(str(file), TASK)
-    assert given.texts == given.calibration == ["fly to rome", "refund it"]
-    assert (given.examples, given.notes) == (None, ["No metric: lines.txt is plain text."])
-
-
-def test_rows_without_labels_of_the_task_are_timed_and_it_is_said_what_they_lack(tmp_path: Path) -> None:
-    file = write_rows(tmp_path / "bare.jsonl", [{"text": "fly to rome"}, {"text": "refund it"}])
-    given = given_texts(str(file), TASK)
-    assert (given.texts, given.examples) == (["fly to rome", "refund it"], None)
-    (note,) = given.notes
-    assert note.startswith("No metric: bare.jsonl has no labels for text-classification (")
-    assert "label" in note[60:]
+def test_texts_without_labels_of_the_task_are_timed_and_it_is_said_why_there_is_no_metric(tmp_path: Path) -> None:
+    plain = tmp_path / "lines.txt"
+    plain.write_text("fly to rome\n\nrefund it\n", encoding="utf-8")
+    bare = write_rows(tmp_path / "bare.jsonl", [{"text": "fly to rome"}, {"text": "refund it"}])
+    for file, why in ((plain, "No metric: lines.txt is plain text"), (bare, "No metric: bare.jsonl has no labels for")):
+        given = given_texts(str(file), TASK)
+        assert given.texts == given.calibration == ["fly to rome", "refund it"]
+        assert given.examples is None
+        (note,) = given.notes
+        assert note.startswith(why)
 
 
 def test_labels_that_cannot_be_read_are_bad_input_and_not_left_out(tmp_path: Path) -> None:
@@ -54,20 +51,19 @@ def test_of_a_folder_test_is_timed_and_train_calibrates(splits: Path) -> None:
     assert (alone.texts, alone.calibration, alone.calibrated_apart) == (given.texts, given.texts, False)
 
 
-def test_a_folder_of_tokens_and_tags_calibrates_on_its_tokens(tmp_path: Path) -> None:
-    for name in ("train", "test"):
-        (tmp_path / f"{name}.conll").write_text("fly O\nto O\nRome B-city\n\n", encoding="utf-8")
-    given = given_texts(str(tmp_path), "token-classification")
-    assert given.texts == given.calibration == ["fly to Rome"]
-    assert given.notes == []
-
-
-def test_relations_are_timed_and_calibrated_with_their_markers(tmp_path: Path) -> None:
+def test_a_folder_of_tags_or_relations_is_timed_and_calibrated_on_its_texts(tmp_path: Path) -> None:
+    (tmp_path / "tags").mkdir()
     row = {"text": "from Oslo", "head": {"start": 0, "end": 4}, "tail": {"start": 5, "end": 9}, "label": "begins"}
     for name in ("train", "test"):
         write_rows(tmp_path / f"{name}.jsonl", [row])
-    given = given_texts(str(tmp_path), TASK)
-    assert given.texts == given.calibration == ["[E1] from [/E1] [E2] Oslo [/E2]"]
+        (tmp_path / "tags" / f"{name}.conll").write_text("fly O\nto O\nRome B-city\n\n", encoding="utf-8")
+    for folder, task, text in (
+        (tmp_path, TASK, "[E1] from [/E1] [E2] Oslo [/E2]"),
+        (tmp_path / "tags", "token-classification", "fly to Rome"),
+    ):
+        given = given_texts(str(folder), task)
+        assert given.texts == given.calibration == [text]
+        assert given.notes == []
 
 
 def test_of_a_file_sorted_by_label_every_label_is_timed_and_calibrates(tmp_path: Path) -> None:
@@ -84,3 +80,12 @@ def test_of_a_file_sorted_by_label_every_label_is_timed_and_calibrates(tmp_path:
     assert sorted(map(str, drawn.texts)) == sorted(map(str, given.texts))
     assert drawn.texts == given.drawn(0).texts != given.drawn(1).texts
     assert drawn.as_in_the_file(drawn.texts) == given.texts
+
+
+def test_models_of_two_tasks_are_timed_on_the_texts_alone(models: Models, splits: Path, tmp_path: Path) -> None:
+    cities = write_bundle(tmp_path / "cities", city_table())
+    tasks = [task_of(model) for model in (models.fast, models.checkpoint, models.file, cities, tmp_path)]
+    assert tasks == [TASK, TASK, TASK, "token-classification", None]
+    given = given_texts(str(splits), None)
+    assert (len(given.texts), given.examples) == (50, None)
+    assert given.notes == ["The models do not share one task, so there is no metric."]

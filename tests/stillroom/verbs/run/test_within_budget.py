@@ -1,4 +1,4 @@
-"""`run` within a latency budget: what goes together, what a slow student gets, and `--student auto` from teacher to bundle."""
+"""`run` within a latency budget: what goes together, what a slow student gets, and `--student auto` and promises from teacher to bundle."""
 
 import json
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from quick_search import quick_searches
-from small_task import examples, write_splits
+from small_task import examples, write_rows, write_splits
 
 import stillroom
 from compress.models.shapes import shape_of
@@ -42,6 +42,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"max_minutes": 5.0}, "--max-minutes cannot be planned before the student is known"),
         ({"start": "first"}, "Leave --teacher-labels and --start out"),
         ({"latency_seconds": 0.0}, "Give --latency-seconds above 0"),
+        ({"promise_data": "apart.jsonl"}, "--promise-data needs --promise"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(given: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -119,3 +120,24 @@ def test_a_named_student_that_is_too_slow_does_not_ship(shallow_teacher: Path, d
     assert not out.exists()
     assert (tmp_path / "slow.work" / "report.html").is_file()
     assert stillroom.run(**(asked | {"budget_ms": 60_000.0}), out=out)["bundle"] == str(out)
+
+
+@pytest.mark.slow
+def test_promises_are_made_on_the_file_and_another_file_is_another_bundle(
+    shallow_teacher: Path, task_data: Path, tmp_path: Path
+) -> None:
+    file, out = write_rows(tmp_path / "apart.jsonl", examples(90, seed=9)), tmp_path / "kept"
+    student = {"student": "layers=1,hidden=32,heads=4,ffn=32", "student_epochs": 8, "latency_seconds": 0.5}
+    given = {
+        "teacher": str(shallow_teacher),
+        "data": str(task_data),
+        "promise_data": str(file),
+        "promises": ("precision=0.5",),
+    }
+    asked = {name: value for name, value in (SETTINGS | student | given).items() if name != "tokens"}
+    stillroom.run(**asked, out=out)
+    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    assert {each["made_on"]["texts"] for made in report["promises"].values() for each in made} == {90}
+    write_rows(file, examples(80, seed=9))
+    with pytest.raises(BadInput, match="a bundle of other inputs or settings"):
+        stillroom.run(**asked, out=out)

@@ -1,7 +1,7 @@
 """`stillroom transfer` with a tiny teacher: the table, what is chosen by it, the curves, what a second call repeats, and bad input."""
 
 import json
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from stillroom.verbs.transfer.training import Cell, best_source, chosen_texts, l
 
 SETTINGS: dict[str, Any] = {
     "student": "layers=2,hidden=32,heads=4,ffn=64", "seeds": 2, "labels": (10, 60, 500), "teacher_epochs": 12,
-    "teacher_learning_rate": 5e-3, "source_steps": 40, "target_steps": 30, "target_learning_rate": 5e-3, "threads": 1, "batch": 16,
+    "teacher_learning_rate": 5e-3, "source_steps": 30, "target_steps": 20, "target_learning_rate": 5e-3, "threads": 1, "batch": 16,
 }  # fmt: skip
 
 
@@ -38,8 +38,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def named(data: Path) -> dict[str, Any]:
-    return {
+def given(shallow_teacher: Path, data: Path) -> dict[str, Any]:
+    return SETTINGS | {
+        "teacher": str(shallow_teacher),
         "sources": (f"entities=token-classification:{data / 'messages'}", f"text-classification:{data / 'ways'}"),
         "targets": (f"intents=text-classification:{data / 'messages'}",),
     }
@@ -51,8 +52,24 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(tiny_teacher: Path, named: dict[str, Any], out: Path) -> dict[str, Any]:
-    return transfer(teacher=str(tiny_teacher), out=str(out), **named, **SETTINGS)
+def found(given: dict[str, Any], out: Path) -> dict[str, Any]:
+    return transfer(**given, out=str(out))
+
+
+@pytest.fixture
+def copied(found: dict[str, Any], out: Path, tmp_path: Path) -> Path:
+    """Where another transfer finds a copy of what that one has trained."""
+    shutil.copytree(out.with_name("found.work"), tmp_path / "again.work")
+    return tmp_path / "again"
+
+
+@pytest.fixture
+def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise AssertionError("this was finished")
+
+    monkeypatch.setattr(task_stages, "on_task", refused)
+    monkeypatch.setattr(training, "run_method", refused)
 
 
 def test_the_source_with_the_best_mean_on_validation_is_chosen(found: dict[str, Any]) -> None:
@@ -112,38 +129,30 @@ def test_the_student_of_the_chosen_source_is_kept_as_a_checkpoint(found: dict[st
     assert {path.name for path in checkpoint.parent.iterdir()} == {"student", "stage.json"}, "its stages are removed"
 
 
-def refused(*_: object, **__: object) -> None:
-    raise AssertionError("this was finished")
+@pytest.mark.usefixtures("no_training")
+def test_the_same_call_again_trains_nothing(found: dict[str, Any], given: dict[str, Any], out: Path) -> None:
+    assert transfer(**given, out=str(out)) | {"machine": None} == found | {"machine": None}
 
 
-def test_the_same_call_again_trains_nothing(
-    found: dict[str, Any], tiny_teacher: Path, named: dict[str, Any], out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(task_stages, "on_task", refused)
-    monkeypatch.setattr(training, "run_method", refused)
-    again = transfer(teacher=str(tiny_teacher), out=str(out), **named, **SETTINGS)
-    assert {**again, "machine": None} == {**found, "machine": None}
-
-
+@pytest.mark.usefixtures("no_training")
 def test_minutes_that_are_over_leave_out_points_and_more_of_them_add_these(
-    found: dict[str, Any], tiny_teacher: Path, named: dict[str, Any], out: Path, monkeypatch: pytest.MonkeyPatch
+    found: dict[str, Any], given: dict[str, Any], copied: Path
 ) -> None:
     """The trainings of the first call are read; `most_minutes` counts what they took."""
-    monkeypatch.setattr(task_stages, "on_task", refused)
-    monkeypatch.setattr(training, "run_method", refused)
+
+    def points(document: dict[str, Any]) -> int:
+        return sum(len(point["without"]["seeds"]) for curve in document["curves"] for point in curve["points"])
+
     minutes = sum(found["seconds"].values()) / 60
-    short = transfer(teacher=str(tiny_teacher), out=str(out), **named, **SETTINGS, most_minutes=0.9 * minutes)
-    points = sum(len(point["without"]["seeds"]) for curve in short["curves"] for point in curve["points"])
-    assert points < sum(len(point["without"]["seeds"]) for curve in found["curves"] for point in curve["points"])
+    short = transfer(**given, out=str(copied), most_minutes=0.9 * minutes)
+    assert points(short) < points(found)
     assert short["table"] == found["table"]
-    with pytest.raises(
-        BadInput, match=r"--most-minutes 1e-06 were over before one seed of the table.*the same command goes on"
-    ):
-        transfer(teacher=str(tiny_teacher), out=str(out), **named, **SETTINGS, most_minutes=1e-6)
+    with pytest.raises(BadInput, match="--most-minutes 1e-06 were over before one seed of the table"):
+        transfer(**given, out=str(copied), most_minutes=1e-6)
 
 
 def test_another_number_of_labels_trains_only_its_points(
-    found: dict[str, Any], tiny_teacher: Path, named: dict[str, Any], out: Path, monkeypatch: pytest.MonkeyPatch
+    found: dict[str, Any], given: dict[str, Any], copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained: list[str] = []
     real = task_stages.on_task
@@ -153,29 +162,22 @@ def test_another_number_of_labels_trains_only_its_points(
         return real(*given, **more)
 
     monkeypatch.setattr(task_stages, "on_task", counted)
-    monkeypatch.setattr(training, "run_method", refused)
-    more = transfer(teacher=str(tiny_teacher), out=str(out), **named, **SETTINGS | {"labels": (10, 90, 60)})
+    more = transfer(**given | {"labels": (10, 90, 60)}, out=str(copied))
     starts = ("no source", found["chosen"])
     assert trained == [f"{start} -> intents, 90 labels, seed {seed}" for seed in range(2) for start in starts]
     assert [point for point in more["curves"][0]["points"] if point["labels"] != 90] == found["curves"][0]["points"]
 
 
-def test_whole_seeds_alone_count_where_the_minutes_end_within_the_table(
-    found: dict[str, Any], tiny_teacher: Path, named: dict[str, Any], out: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("no_training")
+def test_only_whole_seeds_count_where_the_minutes_end_within_the_table(
+    found: dict[str, Any], given: dict[str, Any], copied: Path
 ) -> None:
-    monkeypatch.setattr(task_stages, "on_task", refused)
-    monkeypatch.setattr(training, "run_method", refused)
-    work = out.with_name("found.work")
-    seconds = {
-        path.parent.name: json.loads(path.read_text(encoding="utf-8"))["seconds"] for path in work.glob("*/stage.json")
-    }
-    of_one = [
-        each
-        for name, each in seconds.items()
-        if name.startswith("teacher-")
-        or ("seed" in name and name.endswith("0") and "labels=10" not in name and "labels=60" not in name)
-    ]
-    one = transfer(teacher=str(tiny_teacher), out=str(out), **named, **SETTINGS, most_minutes=(sum(of_one) + 1e-4) / 60)
+    def of_the_first_seed(folder: str) -> bool:
+        return folder.startswith("teacher-") or folder.endswith(("labels=all,seed=0", "-seed-0"))
+
+    stages = {path.parent.name: json.loads(path.read_bytes()) for path in copied.parent.glob("again.work/*/stage.json")}
+    seconds = sum(stage["seconds"] for folder, stage in stages.items() if of_the_first_seed(folder))
+    one = transfer(**given, out=str(copied), most_minutes=(seconds + 1e-4) / 60)
     assert one["seeds"] == 1
     first = {row["source"]: row["cells"]["intents"]["seeds"][:1] for row in found["table"]}
     assert {row["source"]: row["cells"]["intents"]["seeds"] for row in one["table"]} == first
@@ -183,8 +185,10 @@ def test_whole_seeds_alone_count_where_the_minutes_end_within_the_table(
 
 
 def test_a_transfer_that_was_stopped_goes_on_to_the_same_scores(
-    found: dict[str, Any], tiny_teacher: Path, named: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    found: dict[str, Any], given: dict[str, Any], copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for folder in copied.parent.glob("again.work/*seed?1"):  # as if only the first seed were there
+        shutil.rmtree(folder)
     real, calls = task_stages.make_start, list[Path]()
 
     def stopped(folder: Path, *given: Any) -> None:
@@ -195,30 +199,23 @@ def test_a_transfer_that_was_stopped_goes_on_to_the_same_scores(
         real(folder, *given)
 
     monkeypatch.setattr(task_stages, "make_start", stopped)
-    given = {"teacher": str(tiny_teacher), "out": str(tmp_path / "again"), **named, **SETTINGS}
     with pytest.raises(KeyboardInterrupt):
-        transfer(**given)
-    again = transfer(**given)
-    assert len(calls) == 2 * (3 + 2 * 2) + 1  # of the table and two points, the fifth of which began again
+        transfer(**given, out=str(copied))
+    again = transfer(**given, out=str(copied))
+    assert len(calls) == 3 + 2 * 2 + 1  # of the table and two points, the fifth of which began again
     assert again["table"] == found["table"]
     assert again["curves"] == found["curves"]
 
 
 def test_texts_on_which_a_target_is_scored_are_left_out_of_a_source(
-    tiny_teacher: Path, data: Path, tmp_path: Path
+    given: dict[str, Any], data: Path, tmp_path: Path
 ) -> None:
     scored = [row for seed, count in ((1, 40), (2, 40)) for row in examples(count, seed)]
     leaking = write_splits(tmp_path / "leaking", examples, (30, 30, 10))
     mixed = [{**row, "label": str(i % 2)} for i, row in enumerate([*scored[30:50], *examples(60, 9)])]
     write_rows(leaking / "train.jsonl", mixed)
-    given = make(
-        Transferring,
-        {
-            "teacher": str(tiny_teacher), "out": str(tmp_path / "out"), "sources": (f"text-classification:{leaking}",),
-            "targets": (f"text-classification:{data / 'messages'}",), "student": SETTINGS["student"],
-        },
-    )  # fmt: skip
-    tasks = open_tasks(given, tmp_path / "out", Workdir(tmp_path / "out.work"))
+    changed = given | {"out": str(tmp_path / "out"), "sources": (f"text-classification:{leaking}",)}
+    tasks = open_tasks(make(Transferring, changed), tmp_path / "out", Workdir(tmp_path / "out.work"))
     held = {
         example.text
         for split in ("validation", "test")
@@ -240,24 +237,24 @@ def test_fewer_labels_are_among_more_and_another_seed_draws_others() -> None:
 
 
 def test_a_student_with_few_labels_reads_these_alone_and_keeps_its_last_weights(
-    found: dict[str, Any], tiny_teacher: Path, named: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: dict[str, Any], copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for folder in copied.parent.glob("again.work/target-*"):
+        shutil.rmtree(folder)
     read: dict[str, tuple[list[int] | None, int]] = {}
     real = task_stages.on_task
 
     def seen(model: Any, folder: Path, inputs: Any, steps: int, rate: float, what: str, **more: Any) -> Any:
-        if "->" in what:
-            read[what] = more["chosen"], more["validate_every"]
+        read[what] = more["chosen"], more["validate_every"]
         return real(model, folder, inputs, steps, rate, what, **more)
 
     monkeypatch.setattr(task_stages, "on_task", seen)
-    once = SETTINGS | {"seeds": 1, "labels": (10,)}
-    transfer(teacher=str(tiny_teacher), out=str(tmp_path / "out"), **named, **once)
+    transfer(**given | {"seeds": 1, "labels": (10,)}, out=str(copied))
     few = {what: chosen for what, (chosen, _) in read.items() if "10 labels" in what}
     assert len(few) == 2
     assert set(map(tuple, few.values())) == {tuple(chosen_texts(120, 10, 0) or ())}  # type: ignore[arg-type]
     assert all(chosen is None for what, (chosen, _) in read.items() if "all labels" in what)
-    assert {every for _, every in read.values()} == {once["target_steps"]}
+    assert {every for _, every in read.values()} == {given["target_steps"]}
 
 
 def test_the_choice_reads_validation_and_not_test() -> None:
@@ -277,49 +274,36 @@ def test_the_choice_reads_validation_and_not_test() -> None:
     assert best_source(["a", "b"], metrics, cells) == "a"
 
 
-FAULTS: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
-    "no task": (lambda data: {"sources": (f"{data}/messages",)}, r"--source .*messages is not \[NAME=\]TASK:DATA\."),
-    "an unknown task": (lambda data: {"sources": (f"ner:{data}/messages",)}, "ner is no task. Give one of token-classification, text"),
-    "questions": (
-        lambda data: {"targets": (f"question-answering:{data}/messages",)}, "question-answering is not transferred. Give one of",
-    ),
-    "numbers": (lambda data: {"sources": (f"text-regression:{data}/messages",)}, "text-regression is not transferred"),
-    "the source itself": (
-        lambda data: {"sources": (f"a=text-classification:{data}/messages",)},
-        "--target intents has the labelled texts of --source a. A source transfers to other tasks",
-    ),
-    "two of a name": (lambda data: {"sources": (f"intents=token-classification:{data}/messages",)}, "Two tasks are called intents"),
-    "a name that is no folder's": (lambda data: {"sources": (f"a/b=token-classification:{data}/messages",)}, "'a/b' cannot be a name"),
-    "no labels": (lambda data: {"sources": (f"text-classification:{data}/bare",)}, r"--source bare: (?s:.*) rename fields$"),
-    "another number of heads": (lambda _: {"student": "layers=1,hidden=16,heads=2,ffn=32"}, "heads"),
-    "an unknown student": (lambda _: {"student": "3x999"}, "--student '3x999' is not known"),
+MESSAGES = "{data}/messages"
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "no task": ({"sources": (MESSAGES,)}, r"--source .*messages is not \[NAME=\]TASK:DATA"),
+    "an unknown task": ({"sources": (f"ner:{MESSAGES}",)}, "ner is no task. Give one of token-classification, text"),
+    "questions": ({"targets": (f"question-answering:{MESSAGES}",)}, "question-answering is not transferred"),
+    "numbers": ({"sources": (f"text-regression:{MESSAGES}",)}, "text-regression is not transferred"),
+    "the source itself": ({"sources": (f"a=text-classification:{MESSAGES}",)}, "--target intents has the labelled texts of --source a"),
+    "two of a name": ({"sources": (f"intents=token-classification:{MESSAGES}",)}, "Two tasks are called intents"),
+    "a name that is no folder's": ({"sources": (f"a/b=token-classification:{MESSAGES}",)}, "'a/b' cannot be a name"),
+    "no labels": ({"sources": ("text-classification:{data}/bare",)}, r"--source bare: "),
+    "another number of heads": ({"student": "layers=1,hidden=16,heads=2,ffn=32"}, "heads"),
+    "an unknown student": ({"student": "3x999"}, "--student '3x999' is not known"),
+    "all at once": ({"sources": ("ner:here", "text-classification:{data}/nowhere"), "targets": (f"text-classification:{MESSAGES}", "x")},
+                    "(?s)3 faults.*ner is no task.*--target x is not.*--source nowhere: "),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_bad_input_is_told_before_any_training(
-    fault: str, tiny_teacher: Path, data: Path, named: dict[str, Any], tmp_path: Path
-) -> None:
-    bare = data / "bare"
-    bare.mkdir(exist_ok=True)
+def test_bad_input_is_told_before_any_training(fault: str, given: dict[str, Any], data: Path, tmp_path: Path) -> None:
+    (data / "bare").mkdir(exist_ok=True)
     for split in ("train", "validation", "test"):
-        write_rows(bare / f"{split}.jsonl", [{"text": f"a text {i}"} for i in range(5)])
+        write_rows(data / "bare" / f"{split}.jsonl", [{"text": f"a text {i}"} for i in range(5)])
     changes, message = FAULTS[fault]
-    given = {"teacher": str(tiny_teacher), "out": str(tmp_path / "out"), **named, **SETTINGS, **changes(data)}
+    named = {
+        name: tuple(each.format(data=data) for each in value) if isinstance(value, tuple) else value
+        for name, value in changes.items()
+    }
     with pytest.raises(BadInput, match=message):
-        transfer(**given)
+        transfer(**given | named, out=str(tmp_path / "out"))
     assert not (tmp_path / "out.work").exists()
-
-
-def test_all_faults_are_told_at_once(tiny_teacher: Path, data: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadInput) as told:
-        transfer(
-            teacher=str(tiny_teacher), out=str(tmp_path / "out"), student=SETTINGS["student"],
-            sources=("ner:here", f"text-classification:{data}/nowhere"), targets=(f"text-classification:{data}/messages", "x"),
-        )  # fmt: skip
-    assert "3 faults" in told.value.message
-    for part in ("ner is no task", "--source nowhere: ", "--target x is not"):
-        assert part in told.value.message
 
 
 def test_a_name_is_the_last_part_of_the_data_unless_one_is_given() -> None:
@@ -327,17 +311,13 @@ def test_a_name_is_the_last_part_of_the_data_unless_one_is_given() -> None:
     assert named_task("x=token-classification:a=b:c", "--target") == ("x", "token-classification", "a=b:c")
 
 
-def test_a_source_that_its_teacher_cannot_learn_is_named(
-    tiny_teacher: Path, data: Path, named: dict[str, Any], tmp_path: Path
-) -> None:
-    noise = write_splits(
-        tmp_path / "noise",
-        lambda count, seed: [{**row, "label": str(i % 2)} for i, row in enumerate(examples(count, seed))],
-        (60, 40, 10),
-    )
-    given = {"teacher": str(tiny_teacher), "out": str(tmp_path / "out"), **named, **SETTINGS}
+def test_a_source_that_its_teacher_cannot_learn_is_named(given: dict[str, Any], tmp_path: Path) -> None:
+    def noise(count: int, seed: int) -> list[dict[str, object]]:
+        return [{**row, "label": str(i % 2)} for i, row in enumerate(examples(count, seed))]
+
+    folder = write_splits(tmp_path / "noise", noise, (60, 40, 10))
     with pytest.raises(BadInput, match="--source noise: The teacher is not shown to be better than chance"):
-        transfer(**given | {"sources": (f"text-classification:{noise}",)})
+        transfer(**given | {"sources": (f"text-classification:{folder}",)}, out=str(tmp_path / "out"))
 
 
 def test_a_number_of_labels_counts_once_and_only_where_there_are_more_texts() -> None:

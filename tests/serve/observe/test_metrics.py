@@ -1,22 +1,19 @@
 """What a server tells of its own work: the times in its answers and the series at /metrics."""
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
-import pytest
-from patience import PATIENCE_S
+import prometheus_client
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from repository import ROOT
-from server_process import running, wait_until_ready
 
+from serve.observe.metrics import Counter, Histogram
 
-@pytest.fixture(scope="module")
-def client(entities_bundle: Path, intents_bundle: Path) -> Iterator[httpx.Client]:
-    with running(entities_bundle, intents_bundle) as (url, _), httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
-        wait_until_ready(client)
-        yield client
+BUCKETS = (0.001, 0.5, 1.0, 30.0)
+LABELS = st.tuples(st.sampled_from(["/v1/entities", "other"]), st.sampled_from(["200", 'a "b"\n']))
 
 
 def value(client: httpx.Client, sample: str) -> float:
@@ -45,26 +42,36 @@ def test_what_asks_no_model_tells_no_times(client: httpx.Client) -> None:
 
 
 def test_errors_are_counted_by_their_code(client: httpx.Client) -> None:
-    cases = {
-        'endpoint="/v1/entities",code="invalid_input"': lambda: client.post("/v1/entities", json={"text": 1}),
-        'endpoint="/v1/classify",code="not_found"': lambda: client.post(
-            "/v1/classify", json={"text": "", "model": "x"}
-        ),
-        'endpoint="other",code="not_found"': lambda: client.get("/wp-login.php"),
-        'endpoint="/v1/models",code="method_not_allowed"': lambda: client.delete("/v1/models"),
-    }
-    for labels, ask in cases.items():
-        code = labels.partition('code="')[2].rstrip('"')
-        endpoint = labels.partition('endpoint="')[2].partition('"')[0]
+    for method, path, asked, endpoint, code in (
+        ("POST", "/v1/entities", {"text": 1}, "/v1/entities", "invalid_input"),
+        ("POST", "/v1/classify", {"text": "", "model": "x"}, "/v1/classify", "not_found"),
+        ("GET", "/wp-login.php", None, "other", "not_found"),
+        ("DELETE", "/v1/models", None, "/v1/models", "method_not_allowed"),
+    ):
         sample = f'stillroom_errors_total{{code="{code}",endpoint="{endpoint}"}}'
         before = value(client, sample)
-        assert ask().status_code >= 400
-        assert value(client, sample) == before + 1, labels
+        assert client.request(method, path, json=asked).status_code >= 400
+        assert value(client, sample) == before + 1, path
+    assert "wp-login" not in client.get("/metrics").text
+
+
+def test_answers_and_refusals_are_counted_by_their_status(client: httpx.Client) -> None:
+    def counts() -> list[float]:
+        asked = 'stillroom_requests_total{{endpoint="/v1/classify",status="{}"}}'
+        samples = [asked.format(200), asked.format(422), 'stillroom_batch_texts_sum{model="intents"}']
+        return [value(client, sample) for sample in samples]
+
+    before = counts()
+    client.post("/v1/classify", json={"text": ["a", "b", "rome"]})
+    client.post("/v1/classify", json={"text": []})
+    assert [now - then for now, then in zip(counts(), before, strict=True)] == [1, 1, 3]
 
 
 def test_a_batch_is_counted_once_in_each_stage(client: httpx.Client) -> None:
     def counts() -> list[float]:
-        stages = [f'stillroom_stage_seconds_count{{model="cities",stage="{each}"}}' for each in ("tokenise", "run")]
+        stages = [
+            f'stillroom_stage_seconds_count{{model="cities",stage="{each}"}}' for each in ("tokenise", "run", "decode")
+        ]
         return [value(client, sample) for sample in [*stages, 'stillroom_batch_texts_count{model="cities"}']]
 
     before = counts()
@@ -73,8 +80,10 @@ def test_a_batch_is_counted_once_in_each_stage(client: httpx.Client) -> None:
 
 
 def test_processes_and_waiting_are_shown_for_each_model(client: httpx.Client) -> None:
+    assert "stillroom_drift_expected{" not in client.get("/metrics").text  # of models without scores of validation
     for model in ("cities", "intents"):
         assert value(client, f'stillroom_processes{{model="{model}"}}') >= 1
+    assert value(client, 'stillroom_queue_texts{model="cities"}') == 0
     before = value(client, 'stillroom_queue_seconds_count{model="cities"}')
     client.post("/v1/entities", json={"text": ["rome", "oslo"]})
     assert value(client, 'stillroom_queue_seconds_count{model="cities"}') == before + 1  # a request, not a text
@@ -98,3 +107,19 @@ def test_names_of_metrics_keep_the_conventions_and_are_all_in_the_docs(client: h
     assert set(re.findall(r"`(stillroom_[a-z_]+)`", documented)) - of_fronts == {
         f"{family.name}_total" if family.type == "counter" else family.name for family in ours
     }
+
+
+@given(st.lists(st.tuples(LABELS, st.sampled_from([0.0, 0.001, 0.4, 0.5, 0.7, 1.0, 31.0, 1e9]))))
+def test_counters_and_histograms_give_what_the_library_gives(seen: list[tuple[tuple[str, str], float]]) -> None:
+    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    names = ["endpoint", "status"]
+    count, spread = Counter("asked", "Requests", names, ours), Histogram("took", "Seconds", names, BUCKETS, ours)
+    their_count = prometheus_client.Counter("asked", "Requests", names, registry=theirs)
+    their_spread = prometheus_client.Histogram("took", "Seconds", names, buckets=BUCKETS, registry=theirs)
+    for labels, value in seen:
+        count.labels(*labels).inc(value)
+        spread.labels(*labels).observe(value)
+        their_count.labels(*labels).inc(value)
+        their_spread.labels(*labels).observe(value)
+    assert generate_latest(ours) == generate_latest(theirs)
