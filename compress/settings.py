@@ -167,7 +167,10 @@ class FineTunedTeacher(HubModel, TrainingMachine):
 
     teacher: str = setting(help="Transformers folder or Hub name of a BERT-like encoder.")
     max_length: int = setting(
-        0, help="Longest text in tokens.", at_least=0, shown="what the teacher takes, at most 512"
+        0,
+        help="Longest text in tokens; stillroom's own limit is 512.",
+        at_least=0,
+        shown="what the teacher takes, at most 512",
     )
     teacher_epochs: int | None = setting(
         None, help="Epochs of fine-tuning the teacher, at most.", at_least=1, at_most=1_000_000,

@@ -41,6 +41,11 @@ class Limits:
         help="Longest time, in milliseconds, that a waiting text may be passed over for later texts that fit a batch's length better.",
         at_least=0,
     )
+    answer_bytes: int = setting(
+        33_554_432,
+        help="Most bytes in one answer, estimated before the work; a request for more gets 422, which says what makes it smaller.",
+        at_least=1,
+    )
     answer_s: float = setting(30.0, help="Seconds in which a request is answered; otherwise it gets 504.", above=0)
 
 
@@ -77,7 +82,8 @@ class ConnectionLimits:
     )
     unsent_bytes: int = setting(
         67_108_864,
-        help="Most bytes of answers that clients have not read, of all connections; above it the client with most is cut off.",
+        help="Most bytes of answers that clients have not read, of all connections; above it new requests get 429, and of the clients "
+        "that would read for longer than --write-s the one with most is cut off.",
         at_least=1,
     )
 

@@ -53,6 +53,33 @@ def test_every_command_in_the_docs_is_one() -> None:
     assert seen >= 4
 
 
+def test_every_command_in_the_prose_of_the_docs_is_one() -> None:
+    """Commands between backticks, and flags that a table or a sentence gives a verb: `--flag` of `verb` and `verb`."""
+    command = __import__("stillroom.cli.main", fromlist=["app"]).app
+    verbs = {
+        name: {option for each in verb.params for option in [*each.opts, *each.secondary_opts]} | {"--help"}
+        for name, verb in command.commands.items()
+    }
+    seen, unknown = 0, set()
+    for page in PAGES:
+        prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        asked = [found.split() for found in re.findall(r"`(?:stillroom )?([a-z]+ [^`]*--[a-z][^`]*)`", prose)]
+        asked += [
+            [verb, flag] for flag, verb in re.findall(r"`(--[a-z0-9-]+)[^`]*` of `(?:stillroom )?([a-z]+)`", prose)
+        ]
+        asked += [
+            [verb, flag]
+            for flag, verb in re.findall(r"`(--[a-z0-9-]+)[^`]*` of `[a-z]+`(?:, `[a-z]+`)* and `([a-z]+)`", prose)
+        ]
+        for verb, *words in asked:
+            if verb in verbs and words[0] != "run":  # `serve run` is a command of Ray
+                seen += 1
+                flags = {re.match(r"--[a-z0-9-]*", word)[0] for word in words if word.startswith("--")}  # type: ignore[index]
+                unknown |= {f"{page.name}: {verb} {flag}" for flag in flags - verbs[verb]}
+    assert not unknown
+    assert seen > 50
+
+
 def test_every_script_in_the_docs_is_there() -> None:
     named = {
         (page, script)

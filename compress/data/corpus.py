@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer
 
 from compress.data.batches import Batch, padded
-from compress.data.encoded import IGNORED
+from compress.data.encoded import IGNORED, unknown_id_of
 from compress.data.sampler import Rows, Sampler, packed_rows
 from serve.errors import BadInput
 from serve.files import locked, replacing_folder
@@ -217,6 +217,7 @@ class CorpusFile(Sequence[Piece]):
         self.ids, self.words = _descriptor(self, folder / IDS), _descriptor(self, folder / WORDS)
         about = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
         self.fingerprint: str = about["mark"]  # of the texts, the tokenizer and the length
+        self.unknown_share: float = about.get("unknown", 0.0)  # of the tokens
         self.id_type = np.dtype(about["ids"])
         self.lengths = np.fromfile(folder / LENGTHS, np.int32)  # (pieces,), tokens of each
         self.ids_in_use = np.load(folder / IN_USE, allow_pickle=False)  # ascending
@@ -303,6 +304,7 @@ def _write(texts: Iterable[str], tokenizer: Tokenizer, longest: int, folder: Pat
     size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
     id_type = np.dtype("<u2" if size <= 2**16 else "<i4")
     in_use = np.zeros(size, dtype=bool)
+    unknown_id, unknown, tokens = unknown_id_of(tokenizer), 0, 0
     with (
         (folder / IDS).open("wb") as ids,
         (folder / WORDS).open("wb") as words,
@@ -310,11 +312,14 @@ def _write(texts: Iterable[str], tokenizer: Tokenizer, longest: int, folder: Pat
     ):
         for piece in _pieces(texts, tokenizer, longest):
             in_use[piece.ids] = True
+            unknown, tokens = unknown + int(np.count_nonzero(piece.ids == unknown_id)), tokens + len(piece.ids)
             ids.write(piece.ids.astype(id_type).tobytes())
             words.write(_steps_of(piece.words).tobytes())
             lengths.write(np.int32(len(piece.ids)).tobytes())
     np.save(folder / IN_USE, np.flatnonzero(in_use), allow_pickle=False)
-    (folder / DESCRIPTION).write_text(json.dumps({"mark": made_of, "ids": id_type.str}))
+    (folder / DESCRIPTION).write_text(
+        json.dumps({"mark": made_of, "ids": id_type.str, "unknown": unknown / max(1, tokens)})
+    )
 
 
 def _steps_of(words: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ from compress.data.task import Task
 from serve.text.questions import EVEN_SCORE
 from serve.wording import counted
 
+UNKNOWN = 0.1  # share of unknown tokens in a text from which a warning says so
 IGNORED = -100  # the target of a row that carries no label; of a number it is NaN
 
 
@@ -39,6 +40,7 @@ class Encoded:
     answer_from: float = EVEN_SCORE
     # Of entities: `Example.blanks_in_words` of each text; empty if none is known.
     blanks_in_words: list[tuple[int, ...] | None] = field(default_factory=list)
+    unknown_id: int | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -115,7 +117,30 @@ def encoded_rows(
         sum(bool(e.overflowing) for e in encodings),
         pad_id_of(tokenizer),
         blanks_in_words=[example.blanks_in_words for example in examples] if task.labels_words else [],
+        unknown_id=unknown_id_of(tokenizer),
     )
+
+
+def unknown_id_of(tokenizer: Tokenizer) -> int | None:
+    """The id of the token for what the vocabulary lacks; None if there is none, as where tokens are bytes."""
+    ids = (tokenizer.token_to_id(token) for token in ("[UNK]", "<unk>"))
+    return next((found for found in ids if found is not None), None)
+
+
+def unknown_warning(ids: Sequence[np.ndarray], unknown_id: int | None, where: str) -> list[str]:
+    """A warning, in a list, if many of the tokens `ids` of each text in `where` are not in the vocabulary."""
+    unknown = sum(int(np.count_nonzero(each == unknown_id)) for each in ids)
+    return describe_unknown(unknown / max(1, sum(map(len, ids))), where)
+
+
+def describe_unknown(share: float, where: str) -> list[str]:
+    """As `unknown_warning`, for a known `share` of unknown tokens."""
+    if share < UNKNOWN:
+        return []
+    return [
+        f"{share:.0%} of the tokens in {where} are unknown: the model's vocabulary lacks these words, and it reads nothing in their "
+        "place. Give text in the model's language, or a model for this text."
+    ]
 
 
 def pad_id_of(tokenizer: Tokenizer) -> int:
@@ -153,4 +178,5 @@ def text_warnings(encoded: Encoded, examples: Sequence[Example], max_length: int
             f"{encoded.truncated} of {counted(len(encoded), 'text')} in {where} {'is' if encoded.truncated == 1 else 'are'} "
             f"longer than {max_length} tokens: training and scoring ignore the rest."
         )
+    found += unknown_warning(encoded.ids, encoded.unknown_id, where)
     return found + encoded.task.text_warnings(encoded, examples, where)

@@ -107,6 +107,11 @@ class Splits:
         """Whether there are pairs of texts."""
         return any(example.text_pair for example in self.train)
 
+    @property
+    def single_texts(self) -> bool:
+        """Whether there are texts without a second one."""
+        return not all(example.text_pair for example in self.train)
+
 
 def classes_of(example: Example) -> tuple[str, ...]:
     """The classes of an example of text classification; one empty name if it is unlabelled."""

@@ -25,18 +25,32 @@ TAG = re.compile(r"([BIESLU])[-_](.+)", re.DOTALL | re.IGNORECASE)
 def label_warnings(splits: Splits, task: Task) -> list[str]:
     """One sentence for each kind of warning about the labels of `splits`; none where answers are no labels."""
     if not task.names_labels:
-        return []
+        return one_answer_warnings(splits, task)
     counts = {split: task.label_counts(getattr(splits, split)) for split in SPLITS}
     words = [example for example in splits.train if example.blanks_in_words is not None]
     found = outside_warning("in train", "the data") if words and all(map(_all_in_entities, words)) else []
     found += task.label_warnings([example for split in SPLITS for example in getattr(splits, split)])
-    found += _rare(counts["train"])
+    found += _rare(counts["train"]) + one_answer_warnings(splits, task)
     for split in ("validation", "test"):
         if unseen := sorted(counts[split].keys() - counts["train"].keys()):
             found.append(f"{split} has labels that train lacks: {some(unseen)}. Every model gets them wrong.")
     if unscored := sorted(counts["train"].keys() - counts["validation"].keys() - counts["test"].keys()):
         found.append(f"Only train has the labels {some(unscored)}: no score measures how well they are learned.")
     return found
+
+
+def one_answer_warnings(splits: Splits, task: Task) -> list[str]:
+    """A warning for validation and for test if all texts there have one answer, and those of train several."""
+    if task.has_contexts:
+        return []
+    answers = {split: {task.gold_of(example) for example in getattr(splits, split)} for split in SPLITS}
+    kind = "label" if task.has_kinds else "number" if not task.names_labels else "answer, no entity"
+    return [
+        f"All texts of {split} have one {kind}{f' ({some(list(task.label_counts(examples)))})' if task.has_kinds else ''}: scores on them "
+        f"do not tell models apart. Put texts of every kind into {split}."
+        for split in ("validation", "test")
+        if len(examples := getattr(splits, split)) > 1 and len(answers[split]) == 1 < len(answers["train"])
+    ]
 
 
 def spelling_warnings(examples: Sequence[Example], counts: Counter[str], of_tags: Sequence[str] = ()) -> list[str]:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from compress.data.answer_rows import answer_in, named_in, read_asked
 from compress.data.columns import columns_of
 from compress.data.examples import Example
+from compress.data.label_checks import outside_warning
 from compress.data.task import Task
 from compress.input_errors import Faults
 from compress.labelling.by_command import ask_command, files_of
@@ -28,7 +29,8 @@ from serve.bundle.cpu import available_cores
 from serve.errors import BadInput
 from serve.files import JSON_LINES, output
 from serve.options import rule_faults
-from serve.wording import all_of, one_of
+from serve.text.labels import OUTSIDE
+from serve.wording import all_of, counted, one_of
 
 if TYPE_CHECKING:
     from compress.models.answering import AnsweringModel
@@ -89,7 +91,7 @@ def label(settings: Labelling, notify: Notify = silent) -> dict[str, Any]:
             message(notify, f"{line}.")
         if missing:
             with advancing(notify, "label") as shown:
-                for answers in _asked(teacher, settings, texts, missing, asked, fresh=not before):
+                for answers in _asked(teacher, settings, texts, missing, asked, notify, fresh=not before):
                     journal.add(answers)
                     shown(len(journal.rows), len(texts))
         if settings.command:  # a file that changed meanwhile is one that the command writes, such as a log
@@ -116,6 +118,7 @@ def _asked(
     texts: Sequence[Example],
     missing: Sequence[int],
     asked: RequestCounts,
+    notify: Notify,
     *,
     fresh: bool,
 ) -> Iterator[Answers]:
@@ -126,7 +129,7 @@ def _asked(
         same_bits(settings.threads or available_cores())
         device = device_here(settings.device)
         yield from ask_model(
-            teacher.model if device.type == "cpu" else on_device(teacher.model, device), texts, missing
+            teacher.model if device.type == "cpu" else on_device(teacher.model, device), texts, missing, notify
         )
     elif teacher.endpoint:
         yield from ask_endpoint(teacher.endpoint, texts, missing, asked, fresh=fresh)
@@ -135,24 +138,41 @@ def _asked(
         yield from ask_command(settings.command, texts, missing, check, timeout_s=settings.timeout_s, fresh=fresh)
 
 
-def ask_model(teacher: "AnsweringModel", texts: Sequence[Example], missing: Sequence[int]) -> Iterator[Answers]:
+def ask_model(
+    teacher: "AnsweringModel", texts: Sequence[Example], missing: Sequence[int], notify: Notify = silent
+) -> Iterator[Answers]:
     """The answers to the `missing` of `texts`, a shard at a time: the probability of each label or of each word's tags, or a number.
 
-    Several processes compute a share each, and the main one gets all answers; the others get empty shards.
+    Several processes compute a share each, and the main one gets all answers; the others get empty shards. `notify` gets warnings about
+    the model's tags, and about what of the texts it does not read.
     """
     import numpy as np
 
+    from compress.data.encoded import describe_unknown
     from compress.evaluation.predictions import shared_row_logits
 
+    truncated = unknown = tokens = 0
+    if teacher.task.labels_words and OUTSIDE not in teacher.labels:
+        message(notify, f"warning: {outside_warning('of the model', 'its id2label')[0]}")
     for start in range(0, len(missing), SHARD_TEXTS):
         shard = missing[start : start + SHARD_TEXTS]
         encoded = teacher.task.encode([texts[index] for index in shard], teacher.tokenizer, teacher.labels)
+        truncated, tokens = truncated + encoded.truncated, tokens + sum(map(len, encoded.ids))
+        unknown += sum(int(np.count_nonzero(ids == encoded.unknown_id)) for ids in encoded.ids)
         logits = shared_row_logits(teacher.model, encoded)
         rows = zip(shard, logits or (), strict=logits is not None)
         yield [
             (index, teacher.task.written_answer(encoded, i, of_text.astype(np.float64)))
             for i, (index, of_text) in enumerate(rows)
         ]
+    longer = counted(truncated, "text is", "texts are")
+    cut = (
+        [f"{longer} longer than the {teacher.max_length} tokens that the model reads: its answers ignore the rest."]
+        if truncated
+        else []
+    )
+    for warning in (*cut, *describe_unknown(unknown / max(1, tokens), "--input")):
+        message(notify, f"warning: {warning}")
 
 
 def _fault_of(example: Example, fields: dict[str, Any], *, task: Task, labels: Sequence[str]) -> str:

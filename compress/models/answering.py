@@ -15,6 +15,7 @@ from compress.models.heads import is_multi_label
 from compress.models.pretrained import (
     LONGEST_TEXT,
     check_labels,
+    check_length,
     head_fault,
     open_config_only,
     public_name_of,
@@ -152,8 +153,7 @@ def cut_tokenizer(name: str, model: Any, tokenizer: Any, max_length: int) -> tup
             f"{name} reads {longest} tokens of a text, by model_max_length in its tokenizer_config.json or its table of positions; "
             f"{LEAST_TOKENS} or more are needed. Correct model_max_length."
         )
-    if max_length and not LEAST_TOKENS <= max_length <= longest:
-        raise BadInput(f"--max-length is {max_length}; give {LEAST_TOKENS} to {longest} tokens, which {name} can read.")
+    check_length(max_length, longest, name)
     backend: Tokenizer = tokenizer.backend_tokenizer
     backend.no_padding()
     backend.enable_truncation(max_length=max_length or longest)

@@ -28,7 +28,7 @@ from compress.models.configurations import (
 )
 from compress.models.families import Family, encoder_of, family_of
 from compress.models.heads import CLASSES, HEADS, SPANS, head_of, is_multi_label, names_vocabulary_head
-from compress.models.sentence_pooling import forget_activation, refuse_inner_encoder, warn_of_activation
+from compress.models.sentence_pooling import LEAST_TOKENS, forget_activation, refuse_inner_encoder, warn_of_activation
 from compress.models.tokenizer_files import MEND_TOKENIZER, TOKENIZER_FILES, check_ids, fast_tokenizer
 from compress.models.weight_checks import check_files, check_weights
 from serve.errors import BadInput, BundleError
@@ -168,6 +168,15 @@ def check_checkpoint(folder: Path, named: str) -> None:
                 f"{named}: its tokenizer cannot be opened from tokenizer.json ({in_one_line(error)}). {MEND_TOKENIZER}"
             ) from None
         check_ids(tokenizer, config, named)
+
+
+def check_length(asked: int, longest: int, name: str) -> None:
+    """BadInput if `asked` tokens, unless 0, are not from `LEAST_TOKENS` to `longest`, the limit of `name` or of stillroom."""
+    if asked and not LEAST_TOKENS <= asked <= longest:
+        whose = f"which {name} can read"
+        if longest == LONGEST_TEXT:
+            whose = "the most that stillroom reads at once, also of models that take more; served texts are read whole, in windows"
+        raise BadInput(f"--max-length is {asked}; give {LEAST_TOKENS} to {longest} tokens, {whose}.")
 
 
 def check_labels(labels: Sequence[str], task: Task, named: str) -> None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from compress.data.encoded import Encoded
 from compress.data.examples import Example, Splits, check_kind
-from compress.data.label_checks import some
+from compress.data.label_checks import one_answer_warnings, some
 from compress.data.task import Task
 from compress.data.teacher_labels import CachedLabels, TeacherLabels
 from compress.evaluation.metrics import Score
@@ -209,8 +209,11 @@ def _score(inputs: TaskInputs, teacher: TeacherLabels) -> tuple[Score | None, in
     if reached.low <= blind and len(chosen) >= min(ENOUGH_TEXTS, len(gold)):
         raise BadInput(
             f"{teacher.name} is not shown to be better than chance on this task: {inputs.metric} {reached} on "
-            f"{len(chosen)} validation texts; {blind:.4f} is possible without reading the text. Check its labels, or answer more texts of "
-            "validation."
+            f"{len(chosen)} validation texts; {blind:.4f} is possible without reading the text. "
+            + (
+                " ".join(one_answer_warnings(inputs.splits, task))
+                or "Check its labels, or answer more texts of validation."
+            )
         )
     return reached, len(chosen)
 

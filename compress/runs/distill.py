@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from compress import distributed
 from compress.data.columns import columns_of
 from compress.data.corpus import CorpusText, tokenised
+from compress.data.encoded import describe_unknown
 from compress.data.texts import TextFiles, stream_texts
 from compress.input_errors import Faults
 from compress.methods.catalogue import Stage
@@ -230,12 +231,19 @@ def _run(workdir: Workdir, run_fingerprint: str, inputs: _Inputs, lineage: dict[
     )
     if not len(pieces):
         raise BadInput("--corpus holds no words. Give files with text.")
+    for warning in describe_unknown(pieces.unknown_share, "--corpus"):
+        message(notify, f"warning: {warning}")
     row_tokens = row_tokens_for(longest, *(reader.config for reader in readers))
     schedule, epochs = None, s.epochs or 1.0
     if preset:  # of a method with one stage
         text = CorpusText(pieces, 0, batch, s.seed, row_tokens=row_tokens if chain.stages[-1][0].pack else 0)
         schedule = preset.schedule(text.sampler.steps_per_epoch)
         epochs = s.epochs or schedule.steps / text.sampler.steps_per_epoch
+    if s.tokens and s.tokens > longest:
+        message(
+            notify,
+            f"warning: --tokens {s.tokens} is more than the {longest} tokens that are read at once: pieces have up to {longest}.",
+        )
     tokens = epochs * float(pieces.lengths.sum())
     method_inputs = MethodInputs(
         opened, inputs.tokenizer, pieces, {}, batch,

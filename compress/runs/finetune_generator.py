@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from compress import distributed
 from compress.data.columns import columns_of
 from compress.data.corpus import masking_of
-from compress.data.encoded import pad_id_of
+from compress.data.encoded import pad_id_of, unknown_id_of, unknown_warning
 from compress.data.examples import GENERATION, GENERATOR, Splits
 from compress.data.text_pairs import (
     MaskedTargets,
@@ -224,6 +224,7 @@ def _warnings(inputs: _Inputs) -> list[str]:
         found.append(
             f"{long:,} of {len(pairs):,} texts of train fill their {inputs.longest - inputs.target_tokens} tokens or are cut."
         )
+    found += unknown_warning([pair.source for pair in pairs], unknown_id_of(inputs.tokenizer), "train")
     if inputs.shape and not layers_fit(inputs.opened.config, inputs.shape):
         found.append(
             f"The student's layers start at random: {inputs.shape} has another width or number of heads than {inputs.opened.name}, or "

@@ -6,8 +6,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+from tokenizers import Tokenizer
+
 from compress.data.columns import Columns, columns_of
+from compress.data.encoded import unknown_id_of, unknown_warning
 from compress.data.examples import Example, Splits
+from compress.data.sampler import subset
 from compress.data.splits import read_splits
 from compress.data.task import Task
 from compress.data.teacher_labels import TeacherLabels, read_teacher_labels
@@ -15,7 +20,7 @@ from compress.data.texts import read_texts
 from compress.input_errors import Faults
 from compress.models.answering import AnsweringTeacher
 from compress.models.initialise import is_checkpoint, layers_fit, open_start
-from compress.models.pretrained import Opened, open_model, open_tokenizer, with_markers
+from compress.models.pretrained import Opened, check_length, open_model, open_tokenizer, with_markers
 from compress.models.shapes import USUAL_STUDENT, Shape, shape_of
 from compress.progress import Notify, silent
 from compress.runs.answering_teacher import answering_teacher, labels_of, with_answers, with_encoder_settings
@@ -36,6 +41,7 @@ from serve.text.entity_markers import MARKERS, has_markers
 from serve.wording import counted
 
 # Most float32 copies of the teacher's weights that a run keeps: checkpoints with two moments each, stages, graphs.
+SAMPLE = 1_000  # plain texts that are read for warnings
 DISK_COPIES = 12
 
 
@@ -106,7 +112,8 @@ def open_task(
     tokenizer.enable_truncation(max_length=max_length)
     warnings = warnings_of(splits, tokenizer, task, max_length)
     corpus, unlabelled = (
-        _unseen_texts(texts, splits, what, warnings) for texts, what in ((corpus, "corpus"), (unlabelled, "unlabelled"))
+        _unseen_texts(texts, splits, what, tokenizer, warnings)
+        for texts, what in ((corpus, "corpus"), (unlabelled, "unlabelled"))
     )
     warnings += chain.warnings
     if corpus and settings.method != AUTO and "corpus" not in chain.texts:
@@ -232,13 +239,15 @@ def check_marked(unlabelled: Sequence[str]) -> None:
         )
 
 
-def _unseen_texts(texts: list[str], splits: Splits, what: str, warnings: list[str]) -> list[str]:
-    """The `unseen` texts of --`what`; a warning counts the others."""
+def _unseen_texts(texts: list[str], splits: Splits, what: str, tokenizer: Tokenizer, warnings: list[str]) -> list[str]:
+    """The `unseen` texts of --`what`; warnings count the others, and tell of words that the model cannot read."""
     kept = [example.text for example in unseen([Example(text) for text in texts], splits)]
     if len(kept) < len(texts):
         where = "in validation or test and"
         one, several = f"text of --{what} is {where} was", f"texts of --{what} are {where} were"
         warnings.append(f"{counted(len(texts) - len(kept), one, several)} left out.")
+    ids = [np.array(each.ids) for each in tokenizer.encode_batch(subset(kept, SAMPLE))]
+    warnings += unknown_warning(ids, unknown_id_of(tokenizer), f"--{what}")
     return kept
 
 
@@ -270,6 +279,5 @@ def usable_length(asked: int, opened: Opened) -> int:
     Raises:
         BadInput: `asked` is below 8 or above the teacher's maximum.
     """
-    if asked and not 8 <= asked <= opened.max_length:
-        raise BadInput(f"--max-length is {asked}; give 8 to {opened.max_length} tokens, which {opened.name} can read.")
+    check_length(asked, opened.max_length, opened.name)
     return asked or opened.max_length

@@ -10,6 +10,7 @@ import torch
 
 from compress import distributed
 from compress.data.batches import TaskText
+from compress.data.label_checks import one_answer_warnings
 from compress.data.sampler import language_counts
 from compress.evaluation.predictions import shared_row_logits
 from compress.methods.catalogue import LABELS, labels_and_soft_labels
@@ -136,7 +137,9 @@ def check_teacher(model: Any, inputs: TaskInputs, best_step: int) -> float:
         if reached.low > blind:
             return float(reached.value)
         advice = "A student would learn nothing from it. Check labels and texts, or give a better teacher."
-        if best_step and best_step < FEW_STEPS:
+        if alike := one_answer_warnings(inputs.splits, task):
+            advice = " ".join(alike)
+        elif best_step and best_step < FEW_STEPS:
             advice = (
                 f"It was best after {best_step} steps of fine-tuning: give more --teacher-epochs, a smaller --batch or more labelled text. "
                 "If that does not help, check labels and texts."
@@ -262,6 +265,8 @@ def save(model: Any, folder: Path, inputs: TaskInputs, progress: Progress, detai
     warnings = loss_warnings(progress.loss, details["role"], inputs.notify)
     lineage = details | {
         "data": inputs.splits.fingerprint,
+        "pairs": inputs.splits.pairs,
+        "single_texts": inputs.splits.single_texts,
         "seed": inputs.settings.seed,
         "loss": progress.loss,
         "doubts": warnings,

@@ -128,8 +128,8 @@ class TokenClassification(Task):
         return spelling_warnings(examples, counts, prefix_warnings(counts))
 
     def text_warnings(self, encoded: Encoded, examples: Sequence[Example], where: str) -> list[str]:
-        """About entities that begin or end inside a word, which no model can match exactly."""
-        lost = one_further = 0
+        """About entities behind the cut, and those that begin or end inside a word, which no model can match exactly."""
+        lost = one_further = unread = 0
         for example, text, encoding in zip(examples, encoded.texts, encoded.encodings, strict=True):
             found = words(text, encoding.offsets, encoding.word_ids)
             starts, ends = {word.start for word in found}, {word.end for word in found}
@@ -138,12 +138,21 @@ class TokenClassification(Task):
                 e for e in example.entities or () if (e.start not in starts or e.end not in ends) and e.end <= reach
             ]
             lost += len(inside)
+            unread += sum(e.end > reach for e in example.entities or ()) if encoding.overflowing else 0
             one_further += sum(e.start in starts and e.end + 1 in ends for e in inside)
+        cut = (
+            [
+                f"{unread:,} of {counted(sum(len(each.entities or ()) for each in examples), 'entity', 'entities')} in {where} are behind "
+                "the cut, and count as missed. `serve` and `annotate` read such texts whole, in windows."
+            ]
+            if unread
+            else []
+        )
         if not lost:
-            return []
+            return cut
         entities = counted(lost, f"entity in {where} begins or ends", f"entities in {where} begin or end")
         inclusive = " Most would match with an `end` of 1 more: it is exclusive." if 2 * one_further > lost else ""
-        return [f"{entities} inside a word: models label whole words and cannot match them exactly.{inclusive}"]
+        return [*cut, f"{entities} inside a word: models label whole words and cannot match them exactly.{inclusive}"]
 
     def encode(self, examples: Sequence[Example], tokenizer: Tokenizer, labels: Sequence[str]) -> Encoded:
         """A row a word, whose target is its tag."""

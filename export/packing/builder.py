@@ -4,6 +4,7 @@
 caller makes pages and timings, and passes the files that the bundle holds beside graphs and card.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -98,6 +99,16 @@ class ModelReport:
         """The reasons why no bundle may be written, as text; empty when it may."""
         gates = [f"{g['name']} is {g['value']:.4f}, needed {g['needed']:g}" for g in self.gates if not g["passed"]]
         return [*self.variants.faults, *gates]
+
+    @property
+    def lower_gates(self) -> str:
+        """A sentence with the flags that let the missed gates pass; empty without one."""
+        missed = sorted((each for each in self.gates if not each["passed"]), key=lambda each: -each["value"])
+        values = {each["flag"]: math.floor(100 * each["value"]) / 100 for each in missed}  # the least of each flag
+        if not values or self.variants.faults:
+            return ""
+        flags = " ".join(f"{flag} {max(0, value):g}" for flag, value in values.items())
+        return f" If less is enough, the same command with {flags} accepts it, and repeats no finished training."
 
     @property
     def confidence(self) -> dict[Precision, Confidence]:
@@ -199,6 +210,7 @@ class ModelReport:
             multi_label=facts.multi_label,
             relations=facts.relations,
             pairs=facts.pairs,
+            single_texts=facts.single_texts,
             max_length=facts.max_length,
             default_variant=variants.served,
             variants=described,
@@ -253,6 +265,6 @@ class ModelReport:
     def _confidence_lines(self) -> list[str]:
         test = self.test or OnTest({}, {})
         return [
-            *describe_confidence(self.confidence, test.reliability),
+            *describe_confidence(self.confidence, test.reliability, self.variants.rests_on),
             *describe_promises(self.promises, test.promises),
         ]

@@ -66,6 +66,8 @@ class CardFacts:
     """Whether labels name the relation between two marked parts of a text."""
     pairs: bool = False
     """Whether an input is a pair of texts."""
+    single_texts: bool | None = None
+    """Whether it is one text; None if unknown."""
     vector_width: int = 0
     """How many numbers the vector of a text has; 0 for a model that gives no vectors."""
     normalised: bool = False

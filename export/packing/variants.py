@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
 
 
+FEW_TEXTS = 50  # with fewer, neither the ranges of int8 nor its share of fp32 say much
 CALIBRATION_TEXTS = 256
 PARITY_TEXTS = 200
 
@@ -46,11 +47,12 @@ class Gate(TypedDict):
     value: float
     needed: float
     passed: bool
+    flag: str
 
 
-def gate(name: str, value: float, needed: float) -> Gate:
-    """The gate `name`, which a `value` of `needed` or more passes."""
-    return Gate(name=name, value=value, needed=needed, passed=value >= needed)
+def gate(name: str, value: float, needed: float, flag: str = "--gate") -> Gate:
+    """The gate `name` of `flag`, which a `value` of `needed` or more passes."""
+    return Gate(name=name, value=value, needed=needed, passed=value >= needed, flag=flag)
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class Split:
     outside: Encoded | None = None
     """Out-of-scope texts, which are not among `examples`."""
     labelled: bool = True
+    rests_on: str = "validation"
+    """What these texts are, for what is chosen on them."""
 
 
 @dataclass
@@ -79,6 +83,8 @@ class Variants:
     """Whether the validation texts had labels."""
     answers: str = "labels"
     """What the model's answers are, in the plural."""
+    rests_on: str = "validation"
+    """The texts that temperature and thresholds were chosen on."""
     answer_from: float | None = None
     """The score from which a question is answered, chosen on validation; None for other tasks."""
     schemes: dict[str, str] = field(default_factory=dict)
@@ -201,7 +207,7 @@ def make_variants(
     described = replace(exported, shapes=())  # needed only here, and not JSON
     found = Variants(
         folder, wanted, described, max_length, validated_on=len(validation.encoded), labelled=validation.labelled,
-        answers=validation.encoded.task.gives,
+        answers=validation.encoded.task.gives, rests_on=validation.rests_on,
     )  # fmt: skip
     model = onnx.load(plain)
     graph, promised = joined(model, exported.shapes) if wanted.fuse else (model, {})
@@ -226,7 +232,7 @@ def make_variants(
     )
     if validation.encoded.task.has_contexts:
         found.answer_from = evaluator.encoded.answer_from
-    for warning in nothing_to_keep(evaluator, wanted):
+    for warning in (*nothing_to_keep(evaluator, wanted), *few_texts(len(calibration), len(validation.encoded), wanted)):
         progress(f"warning: {warning}")
         found.notes.append(warning)
     if "fp16" in wanted.variants:
@@ -290,6 +296,16 @@ def nothing_to_keep(evaluator: Evaluator, wanted: VariantSettings) -> list[str]:
             "--variants fp32 or --gate 0 exports it as it is."
         )
     return [f"{zero}."]
+
+
+def few_texts(calibrating: int, comparing: int, wanted: VariantSettings) -> list[str]:
+    """A warning where int8 is calibrated on, or compared with fp32 on, so few texts that its share of fp32 says little; else nothing."""
+    if "int8" not in wanted.variants or min(calibrating, comparing) >= FEW_TEXTS:
+        return []
+    return [
+        f"int8 rests on few texts: {counted(calibrating, 'text')} to calibrate it, and {comparing:,} to compare it with fp32. On other "
+        f"texts it may lose far more than its share of fp32 here says. Give {FEW_TEXTS} or more of each."
+    ]
 
 
 def _compare(

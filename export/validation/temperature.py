@@ -222,8 +222,10 @@ def validation_scores(encoded: Encoded, logits: Sequence[np.ndarray], temperatur
     return ValidationScores(len(sure), *(round(float(each), 6) for each in found))
 
 
-def describe_confidence(confidence: Mapping[Precision, Confidence], test: Mapping[Precision, Reliability]) -> list[str]:
-    """A line for each variant, for report and card: what was chosen, and its results on `test`, else on validation."""
+def describe_confidence(
+    confidence: Mapping[Precision, Confidence], test: Mapping[Precision, Reliability], rests_on: str = "validation"
+) -> list[str]:
+    """A line for each variant, for report and card: what was chosen, on which texts, and its results on `test`, else on validation."""
     lines = []
     for variant, chosen in confidence.items():
         split, found = ("test", test[variant]) if variant in test else ("validation", chosen.validation)
@@ -249,7 +251,7 @@ def describe_confidence(confidence: Mapping[Precision, Confidence], test: Mappin
         ]
         if chosen.abstain_below is not None and shares:
             line += f" Below a probability of {chosen.abstain_below:g} it abstains: {', '.join(shares)}."
-        lines.append(line)
+        lines.append(line if rests_on == "validation" else f"{line} All this was chosen on {rests_on}.")
     return lines
 
 

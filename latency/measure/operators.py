@@ -52,7 +52,8 @@ def operators(onnx_file: Path, feeds: Mapping[str, npt.NDArray[np.int64]], threa
     Without this overhead the nodes added up to 0.9 to 1.1 times an unprofiled call, or 1.3 times with two threads on busy
     cores. So rely on the shares, and time whole calls without the profiler. BundleError when the graph does not open.
     """
-    from serve.model.session import onnxruntime_options, onnxruntime_session
+    from latency.candidates.open_candidate import feeds_of
+    from serve.model.session import int32_of, onnxruntime_options, onnxruntime_session
 
     with tempfile.TemporaryDirectory() as folder:
         options = onnxruntime_options(threads)
@@ -61,7 +62,7 @@ def operators(onnx_file: Path, feeds: Mapping[str, npt.NDArray[np.int64]], threa
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(folder) / "profile")
         session = onnxruntime_session(onnx_file, options)
-        taken = {node.name: feeds[node.name] for node in session.get_inputs()}
+        taken = feeds_of(feeds, [node.name for node in session.get_inputs()], int32_of(session))
         for _ in range(WARM_UP_CALLS + calls):
             session.run(None, taken)
         events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))

@@ -158,6 +158,20 @@ def _undisturbed() -> "Iterator[None]":
         gc.collect(0)
 
 
+@contextmanager
+def _cannot_run(candidate: "Candidate", what: str) -> "Iterator[None]":
+    """BadInput with the runtime's reason if a graph does not run `what`, such as one of a fixed shape."""
+    try:
+        yield
+    except Exception as error:
+        if candidate.runtime.startswith("torch") or isinstance(error, BadInput):
+            raise
+        raise BadInput(
+            f"candidate {candidate.name!r}: {candidate.path} does not run {what} ({' '.join(str(error).split())[:300]}). Export it for "
+            "any number of texts and tokens, or give --batches and --lengths that it takes, and no --data."
+        ) from error
+
+
 def _load(request: Mapping[str, Any]) -> tuple[Ready, Loaded]:
     """Loads the candidate and runs every workload once, so that a candidate that cannot run fails before timing."""
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(request["candidate"]["threads"])))
@@ -177,17 +191,22 @@ def _load(request: Mapping[str, Any]) -> tuple[Ready, Loaded]:
 
         ready.end_to_end = EndToEnd(candidate, ready.call)
         start_s = time.perf_counter()
-        ready.end_to_end.one(ready.texts[0])
+        with _cannot_run(candidate, "a text"):
+            ready.end_to_end.one(ready.texts[0])
         first_answer_s = time.perf_counter() - start_s
     answered_s = time.monotonic()
     for name, rows in request["work"].items():
         inputs = inputs_of(np.array(rows, dtype=np.int64))
         start_s = time.perf_counter()
-        answer = ready.call(inputs)
+        with _cannot_run(candidate, " x ".join(map(str, inputs["input_ids"].shape)) + " tokens"):
+            answer = ready.call(inputs)
         if not first_answer_s:
             first_answer_s, answered_s = time.perf_counter() - start_s, time.monotonic()
         if answer.shape[0] != len(rows) or not np.isfinite(answer).all():
-            raise ValueError(f"its answer to {name} is not one finite row per text: shape {answer.shape}")
+            raise BadInput(
+                f"candidate {candidate.name!r}: {candidate.path} does not answer {name} with one row of finite numbers for each text: "
+                f"its answer has the shape {answer.shape}. Export it again."
+            )
         ready.rows[name] = partial(ready.call, inputs)
     gc.collect()
     gc.freeze()  # the collector ignores objects that stay

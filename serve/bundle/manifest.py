@@ -27,6 +27,8 @@ TaskName = Literal[
     "token-classification", "text-classification", "text-regression", "question-answering", "feature-extraction"
 ]
 
+SecondText = Literal["needed", "refused", "either"]
+
 # 3: the digest leaves out model card and reports. In 1 and 2 it covers all files. All three versions can be read.
 # 2: each variant names the instruction sets that it needs. In 1 the bundle names them once.
 SCHEMA_VERSION = 3
@@ -117,6 +119,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether labels name the relation of one part of a text to another. `serve.text.entity_markers` puts markers around both."""
     pairs: bool = False
     """Whether the model was trained on pairs of texts."""
+    single_texts: bool | None = None
+    """Whether it was trained on texts without a second one; None if unknown, as in older bundles."""
     max_length: int
     """Tokens, special ones included."""
     default_variant: str
@@ -135,6 +139,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def outputs(self) -> int:
         """How many numbers the graph gives a text, or a token: logits of the labels, or the vector."""
         return self.vector_width or len(self.labels)
+
+    @property
+    def second_text(self) -> SecondText:
+        """Whether a text needs a second one; "either" where it is not known that the model was trained on one kind alone."""
+        if self.single_texts is None or (self.pairs and self.single_texts):
+            return "either"
+        return "needed" if self.pairs else "refused"
 
 
 @dataclass(frozen=True)

@@ -208,9 +208,9 @@ def of_front(settings: ServeSettings, share: ProcessShare, processes: int) -> Se
     connections = replace(
         whole,
         connections=share.part(whole.connections),
-        # A body that is allowed must fit, and so must one request's texts, and 16 MiB of answers that clients have not read.
+        # A body that is allowed must fit, and so must one request's texts, and one answer that its client has not read.
         bodies_bytes=max(most.body_bytes, share.part(whole.bodies_bytes)),
-        unsent_bytes=max(16_777_216, share.part(whole.unsent_bytes)),
+        unsent_bytes=max(most.answer_bytes, share.part(whole.unsent_bytes)),
     )
     own = processes // share.fronts + (share.number < processes % share.fronts)
     limits = replace(most, queued_texts=max(most.texts, share.part(most.queued_texts)))

@@ -127,10 +127,17 @@ def openapi(models: Mapping[str, Manifest], limits: Limits) -> dict[str, object]
     _limit(schemas, models, limits)
     state = _json(reference[StateResponse])
     paths: dict[str, Schema] = {}
-    for endpoint in (task.endpoint for task in SERVED_TASKS):
+    for task in SERVED_TASKS:
+        endpoint = task.endpoint
+        second_texts = {manifest.second_text for manifest in models.values() if task_of(manifest) is task}
         forms = [reference[each] for each in endpoint.requests]
         asked = forms[0] if len(forms) == 1 else {"oneOf": forms}
-        content = {"application/json": {"schema": asked, "example": endpoint.example}}
+        example = dict(endpoint.example)
+        if second_texts == {"refused"}:
+            example.pop("text_pair", None)
+        elif second_texts == {"needed"} and "text_pair" in endpoint.requests[0].__struct_fields__:
+            example.setdefault("text_pair", "Someone asks.")
+        content = {"application/json": {"schema": asked, "example": example}}
         paths[endpoint.path] = {
             "post": {
                 "summary": endpoint.summary,

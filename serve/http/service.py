@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ from serve.observe.tracing import Traces
 from serve.settings import Limits
 from serve.tasks.served_task import ServedTask
 from serve.text.inputs import TextWork
+from serve.wording import counted
 from serve.workers.process import WorkOutput
 from serve.workers.supervisor import ServedModel
 
@@ -37,6 +39,11 @@ log = logging.getLogger("serve")
 
 # How long a bundle may take to be opened again, its download included.
 OPEN_S = 600.0
+
+# Of a float32 of /v2 in JSON, such as `-12.345678901,`.
+BYTES_OF_LOGIT = 14
+# Of an answer, beside its labels or numbers: names of fields, `truncated`, `abstained`.
+BYTES_OF_ANSWER = 64
 
 WARMING = Unavailable("the models are warming up; ask again in a second")
 
@@ -189,6 +196,7 @@ class Service:
 
     async def answers(self, request: Request, model: ServedModel, works: Sequence[Work]) -> list[WorkOutput]:
         """The model's answers. DeadlineExceeded after the time allowed; ClientDisconnect once the client has gone."""
+        self._check_size(sum(map(partial(_answer_bytes, model), works)), model, works)
         context = context_of(request.scope)
         if self.log_texts:
             context.logged_texts = [work.text for work in works if isinstance(work, TextWork)]
@@ -211,7 +219,9 @@ class Service:
                 raise ClientDisconnect
             if left_s <= 0:
                 raise TimeoutError
-            return await model.answers(works, context, answered)
+            answers = await model.answers(works, context, answered)
+            self._check_size(sum(len(answer) for answer in answers if isinstance(answer, bytes)), model, works)
+            return answers
         except TimeoutError as error:
             limit_s = min(allowed_s, self.limits.answer_s)
             whose = f"{TIMEOUT_HEADER.title()} allows" if allowed_s <= self.limits.answer_s else "this server allows"
@@ -225,6 +235,17 @@ class Service:
             gone.remove_done_callback(hung_up)
             if isinstance(gone, asyncio.Task):
                 gone.cancel()
+
+    def _check_size(self, size_bytes: int, model: ServedModel, works: Sequence[Work]) -> None:
+        """BadInput if an answer of `size_bytes` to `works` is over the limit."""
+        if size_bytes <= self.limits.answer_bytes:
+            return
+        smaller = model.task.smaller_by if isinstance(works[0], TextWork) else ""
+        raise BadInput(
+            f"the answer to {counted(len(works), 'text')} may have {size_bytes:,} bytes; this server answers with "
+            f"{self.limits.answer_bytes:,} at most: {f'give a smaller {smaller}, or ' if smaller else ''}ask about fewer texts at once",
+            field=smaller or None,
+        )
 
     def _model(self, name: str | None, task: ServedTask) -> ServedModel:
         """The model called `name`, or the first one of `task`. BadInput if it is of another one."""
@@ -288,6 +309,14 @@ class Service:
             self.on_warm()
             fields = {"models": ",".join(self.models), "seconds": round(time.perf_counter() - began_s, 2)}
             log.info("ready", extra={FIELDS: fields})
+
+
+def _answer_bytes(model: ServedModel, work: Work) -> int:
+    """The most bytes of the model's answer, as far as they are known before the work."""
+    if isinstance(work, TextWork):
+        return BYTES_OF_ANSWER + model.text_answer_bytes(work.options)
+    rows = len(work.input_ids) if model.task.per_token else 1
+    return rows * model.manifest.outputs * BYTES_OF_LOGIT
 
 
 async def _hung_up(request: Request) -> None:

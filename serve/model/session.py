@@ -54,6 +54,8 @@ class Opened(NamedTuple):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     run: Callable[[Feeds, str], Any]
+    int32: frozenset[str] = frozenset()
+    """The inputs of 32 bits, as some exporters write them; the others have 64."""
 
 
 class Session:
@@ -111,7 +113,13 @@ def open_graph(onnx_file: Path, threads: int, runtime: Runtime, device: Device =
         tuple(node.name for node in session.get_inputs()),
         tuple(node.name for node in session.get_outputs()),
         lambda feeds, output: session.run([output], feeds)[0],
+        int32_of(session),
     )
+
+
+def int32_of(session: ort.InferenceSession) -> frozenset[str]:
+    """The inputs of 32 bits."""
+    return frozenset(node.name for node in session.get_inputs() if node.type == "tensor(int32)")
 
 
 def onnxruntime_options(threads: int) -> ort.SessionOptions:
@@ -177,7 +185,10 @@ def _in_openvino(onnx_file: Path, threads: int) -> Opened:
         return here.request.infer(dict(feeds))[compiled.output(output)]
 
     return Opened(
-        tuple(port.any_name for port in compiled.inputs), tuple(port.any_name for port in compiled.outputs), run
+        tuple(port.any_name for port in compiled.inputs),
+        tuple(port.any_name for port in compiled.outputs),
+        run,
+        frozenset(port.any_name for port in compiled.inputs if port.get_element_type().get_type_name() == "i32"),
     )
 
 

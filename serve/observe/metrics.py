@@ -186,11 +186,16 @@ class Metrics:
         self.connections = Gauge("stillroom_connections", "Open connections", registry=registry)
         self.shed = Counter(
             "stillroom_shed_requests",
-            "Requests answered 429 before they were read, by reason: full (the queue of every model), behind (too many to read)",
+            "Requests answered 429 before they were read, by reason: full (the queue of every model), behind (too many to read), "
+            "unread (clients have not read their answers)",
             ["reason"],
             registry=registry,
         )
-        for reason in ("full", "behind"):  # present from the start: in Prometheus a sum with a missing series is empty
+        for reason in (
+            "full",
+            "behind",
+            "unread",
+        ):  # present from the start: in Prometheus a sum with a missing series is empty
             self.shed.labels(reason)
         self.connections_cut = Counter(
             "stillroom_connections_cut", "Connections cut off or refused, by reason", ["reason"], registry=registry

@@ -1,7 +1,7 @@
 """Feature extraction: a vector for a text, in the form of OpenAI's endpoint."""
 
 import base64
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Annotated, Literal, TypedDict
 
 import msgspec
@@ -18,6 +18,10 @@ from serve.text.inputs import TextWork, text_works
 
 # Of a number of a vector of length 1; shorter in JSON than all the digits of its float32.
 VECTOR_DECIMALS = 7
+
+
+# `-0.1234567,` of a vector of length 1, and `-1.234567e-05,` of others.
+BYTES_OF_NUMBER = {True: 11, False: 14}
 
 
 class VectorAnswer(TypedDict):
@@ -106,6 +110,13 @@ class FeatureExtraction(ServedTask):
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         }
 
+    def answer_bytes(self, manifest: Manifest) -> Callable[[AnswerOptions], int]:
+        def most(options: AnswerOptions) -> int:
+            each = 16 / 3 if options.encoding_format == "base64" else BYTES_OF_NUMBER[manifest.normalised]
+            return int(each * min(options.dimensions or manifest.vector_width, manifest.vector_width))
+
+        return most
+
     def tensor_values(self, answers: Sequence[bytes]) -> dict[str, list[bytes] | np.ndarray]:
         vectors = []
         for answer in answers:
@@ -157,6 +168,7 @@ class _Numbers(msgspec.Struct):
 FEATURE_EXTRACTION = FeatureExtraction(
     name="feature-extraction",
     kind="feature-extraction",
+    smaller_by="dimensions",
     one_text="gives a vector to",
     names_labels=False,
     longer_texts=IN_WINDOWS,

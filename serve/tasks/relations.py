@@ -214,6 +214,7 @@ RELATIONS = Relations(
     name="text-classification",
     manifest_kinds=("multi_label", "relations", "pairs"),
     kind="relations",
+    smaller_by="top_k",
     one_text="is for relations in",
     longer_texts="Of a longer text it reads the window around the two parts, and the answer says so.",
     endpoint=Endpoint(

@@ -4,7 +4,7 @@ Each file of this folder has one such object. It is looked up once, where a bund
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from tokenizers import Encoding
 
-from serve.bundle.manifest import Bundle, Manifest, TaskName, kinds_of, label_faults
+from serve.bundle.manifest import Bundle, Manifest, SecondText, TaskName, kinds_of, label_faults
 from serve.errors import BadInput
 from serve.settings import Limits
 from serve.tasks.request_fields import options_of
@@ -61,6 +61,7 @@ class ModelFacts:
 
     labels: Sequence[str]
     multi_label: bool = False
+    second_text: SecondText = "either"
     name: str = ""
     variant: str = ""
     max_length: int = 0
@@ -84,6 +85,7 @@ def model_facts(bundle: Bundle, variant: str, marker_ids: frozenset[int] = froze
     return ModelFacts(
         labels=manifest.labels,
         multi_label=manifest.multi_label,
+        second_text=manifest.second_text,
         name=manifest.name,
         variant=variant,
         max_length=manifest.max_length,
@@ -135,6 +137,8 @@ class ServedTask(ABC):
     needs_pair: bool = False
     reads_markers: bool = False
     """Whether the parts of a text that it is asked about stand between markers."""
+    smaller_by: str = ""
+    """The option that makes an answer smaller."""
     names_labels: bool = True
     """Whether an answer is made of labels, which have names and probabilities."""
     longer_texts: str = f"{IN_WINDOWS} A longer pair of texts is cut."
@@ -205,6 +209,10 @@ class ServedTask(ABC):
         """About how many tokens the model computes for `work`."""
         return estimated_tokens(work, max_length if work.options.truncate or work.pair is not None else None)
 
+    def answer_bytes(self, manifest: Manifest) -> Callable[[AnswerOptions], int]:
+        """A function from options to the most bytes of a text's answer in JSON; 0 where the text decides."""
+        return lambda _: 0
+
     # From a text to rows.
 
     def check_options(self, options: AnswerOptions, model: ModelFacts) -> None:
@@ -235,8 +243,17 @@ class ServedTask(ABC):
             )
 
     def check_work(self, work: TextWork, model: ModelFacts) -> None:
-        """BadInput for a text that cannot be answered."""
-        return None
+        """BadInput for a text that cannot be answered, such as one alone where the model was trained on pairs."""
+        if work.pair is None and model.second_text == "needed":
+            raise BadInput(
+                f"text_pair is missing: {model.name!r} was trained on pairs of texts; give the second text of each as text_pair",
+                field="text_pair",
+            )
+        if work.pair is not None and model.second_text == "refused":
+            raise BadInput(
+                f"text_pair was given: {model.name!r} was trained on texts without a second one; leave it out",
+                field="text_pair",
+            )
 
     def read(self, work: TextWork, encoding: Encoding, model: ModelFacts) -> Row | WindowedText:
         """The row that the model reads of a text, which is its `encoding` unless that is too long; or its windows."""

@@ -1,17 +1,22 @@
 """Text classification: one label of a text or of a pair, or any number of labels that apply. `serve.tasks.relations` is its third kind."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from itertools import accumulate
 from typing import NotRequired, TypedDict
 
 import msgspec
 import numpy as np
 
+from serve.bundle.manifest import Manifest
 from serve.settings import Limits
 from serve.tasks.request_fields import Abstain, ModelName, Promise, Text, TextPair, TopK, Truncate, answer_options
 from serve.tasks.served_task import Datatype, Described, Endpoint, ModelFacts, ReadText, ServedTask
-from serve.text.answers import SCORE_DECIMALS, sigmoid, softmax
+from serve.text.answers import SCORE_DECIMALS, AnswerOptions, sigmoid, softmax
 from serve.text.inputs import TextWork, text_works
 from serve.text.labels import applies
+
+# `{"label":,"score":0.123456},` in the answer.
+BYTES_BESIDE_LABEL = 28
 
 
 class LabelScore(TypedDict):
@@ -66,6 +71,12 @@ class TextClassification(ServedTask):
     def works_of(self, request: ClassifyRequest, limits: Limits) -> list[TextWork]:
         return text_works(request.text, request.text_pair, answer_options(request), limits)
 
+    def answer_bytes(self, manifest: Manifest) -> Callable[[AnswerOptions], int]:
+        longest_first = sorted((len(msgspec.json.encode(label)) for label in manifest.labels), reverse=True)
+        sums = list(accumulate((size + BYTES_BESIDE_LABEL for size in longest_first), initial=0))
+        every = 0 if manifest.multi_label else len(longest_first)  # where any number may apply, mostly few do
+        return lambda options: sums[min(options.top_k or every, len(longest_first))]
+
     def tensor_values(self, answers: Sequence[bytes]) -> dict[str, list[bytes] | np.ndarray]:
         likeliest = [msgspec.json.decode(answer, type=_Labels).labels[:1] for answer in answers]
         return {
@@ -109,6 +120,7 @@ TEXT_CLASSIFICATION = TextClassification(
     reads_pairs=True,
     manifest_kinds=("multi_label", "relations", "pairs"),
     kind="text-classification",
+    smaller_by="top_k",
     endpoint=Endpoint(
         "/v1/classify",
         "classify",

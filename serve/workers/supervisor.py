@@ -5,12 +5,16 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
+import msgspec
+
 from serve.bundle.cpu import available_cores
 from serve.bundle.manifest import Manifest
+from serve.bundle.remote_files import is_url
 from serve.bundle.runtimes import Device, choose
 from serve.model.work_items import Opening, Parts, TokenWork, Work
 from serve.observe.metrics import Drift, Expected, Metrics
@@ -57,7 +61,8 @@ class ServedModel:
     """One served bundle, as it was when it was opened.
 
     `variant`, `threads` and `device` are as in `Pipeline`, but `threads` is 1 by default. `processes` is the number of worker
-    processes, by default as in `processes_for`. `whole` as in `Opening`, `known` as in `open_bundle`. BundleError when the bundle is
+    processes, by default as in `processes_for`. `whole` as in `Opening`, `known` as in `open_bundle`. `name` is in place
+    of the bundle's own: what is served from a folder keeps its name, whatever bundle is put there. BundleError when the bundle is
     damaged, or its variant cannot run here; BadInput for a `device` that is not here.
     """
 
@@ -73,15 +78,21 @@ class ServedModel:
         device: Device = "cpu",
         whole: bool = False,
         known: Collection[str] = (),
+        name: str = "",
     ) -> None:
         bundle = open_bundle(bundle_path, known=known)
+        if name:
+            bundle = replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, name=name))
         self.source = bundle_path
-        again = partial(ServedModel, bundle_path, limits, metrics, variant=variant, threads=threads)
+        kept = "" if is_url(bundle_path) else bundle.manifest.name
+        again = partial(ServedModel, bundle_path, limits, metrics, variant=variant, threads=threads, name=kept)
         self.opened_again: Callable[[], ServedModel] = partial(again, processes=processes, device=device)
         """A model with the same settings from the bundle that is in the folder, or at the URL, now; not started."""
         self.device: Device = device
         self.manifest: Manifest = bundle.manifest
         self.task = task_of(bundle.manifest)
+        self.text_answer_bytes = self.task.answer_bytes(bundle.manifest)
+        """The most bytes of the answer to a text in JSON, by the options; 0 where the text decides."""
         choice = choose(bundle, variant, device=device)
         for note in choice.notes:
             log.warning("%s", note)

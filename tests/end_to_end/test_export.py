@@ -483,3 +483,19 @@ def test_texts_that_no_promise_can_be_made_on_are_refused(
     with pytest.raises(BadInput, match=named):
         face.export(classifier, tmp_path / "out", task_data, **settings)
     assert not (tmp_path / "out").exists()
+
+
+def test_no_promise_is_made_on_texts_that_the_checkpoint_may_have_learned(
+    classifier: Path, trimmed: tuple[Path, str], tmp_path: Path, task_data: Path
+) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for split in ("train", "test"):
+        shutil.copy(task_data / f"{split}.jsonl", folder)
+    with pytest.raises(
+        BadInput, match=r"--promise precision=0\.5 needs labelled texts that the checkpoint has not learned"
+    ):
+        face.export(classifier, tmp_path / "bundle", str(folder), promises=("precision=0.5",), **FAST)
+    assert not (tmp_path / "bundle").exists()
+    claims = report_of(trimmed[0])["claims"]
+    assert any("chosen on a tenth of train, which the checkpoint may have learned" in each for each in claims)

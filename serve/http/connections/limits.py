@@ -49,6 +49,8 @@ class Watch:
         """The header of every answer."""
         self.behind_s = 0.0
         """How late the event loop was at both of the last two measurements, in seconds: one delay is no overload."""
+        self.unsent_bytes = 0
+        """Bytes of answers that clients had not read at the last check."""
         self.full_s: Callable[[], float] = lambda: 0.0
         """Gives the seconds until the queue of one of the models has room; 0 if one has room."""
         self.origins = Origins()
@@ -74,9 +76,10 @@ class Watch:
             try:
                 for connection in list(self.connections):
                     connection.check_timeouts(now_s)
-                # The connections with the most unsent bytes are cut, until all together are within the limit.
-                unsent = {each: each.unsent_bytes for each in self.connections if each.unsent_bytes}
-                held = sum(unsent.values())
+                # Of those that do not keep up, the connections with the most unsent bytes are cut, until all together are within
+                # the limit.
+                held = self.unsent_bytes = sum(each.unsent_bytes for each in self.connections)
+                unsent = {each: each.unsent_bytes for each in self.connections if not each.keeps_up(now_s)}
                 for each in sorted(unsent, key=unsent.__getitem__, reverse=True):
                     if held <= self.limits.unsent_bytes:
                         break
@@ -103,6 +106,11 @@ class Watch:
         if wait_s := self.full_s():
             self._metrics.shed.labels("full").inc()
             return Overloaded(f"the queue is full; try again in {wait_s:.1f} s", retry_after_s=wait_s)
+        if self.unsent_bytes > self.limits.unsent_bytes:
+            self._metrics.shed.labels("unread").inc()
+            return Overloaded(
+                "clients have not read the answers to earlier requests; try again in a second", retry_after_s=1.0
+            )
         if self.behind_s > BEHIND_S:
             self._metrics.shed.labels("behind").inc()
             return Overloaded("more requests arrive than can be read; try again in a second", retry_after_s=1.0)

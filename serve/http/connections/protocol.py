@@ -32,6 +32,8 @@ log = logging.getLogger("serve")
 
 # The rate of a body is checked after this time, since the first packets of a distant client come slowly.
 GRACE_S = 5.0
+# After this time a client's rate of reading is known.
+BEGUN_S = 1.0
 # Requests that a client may send ahead of their answers.
 AHEAD = 64
 # How long after a connection was made, or a head began, a stopping server waits for the rest of that head.
@@ -429,6 +431,14 @@ class Connection(asyncio.Protocol):
             self._unsent_least_bytes, self._taken_s = unsent_bytes, now_s
         allowed_s = self.limits.write_s + self._unsent_first_bytes / self.limits.least_bytes_per_s
         return now_s - self._taken_s > self.limits.write_s or now_s - self._unsent_since_s > allowed_s
+
+    def keeps_up(self, now_s: float) -> bool:
+        """Whether the client has all of its answer within `write_s` at the rate at which it reads, or has only begun to read it."""
+        since_s, unsent_bytes = self._unsent_since_s, self.unsent_bytes
+        if since_s is None or now_s - since_s < BEGUN_S:
+            return True
+        read_bytes = self._unsent_first_bytes - unsent_bytes
+        return read_bytes * self.limits.write_s >= unsent_bytes * (now_s - since_s)
 
     def _head_too_large(self) -> HeadTooLarge:
         return HeadTooLarge(

@@ -57,8 +57,10 @@ from stillroom.verbs.export import Exporting
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
+KINDS_OF_TEXTS = ("pairs", "single_texts")  # of the data, or else in the lineage of the checkpoint
 LENGTHS = (16, 64, 128)  # tokens: a short message, a sentence or two, a paragraph
 
+LEARNED = "a tenth of train, which the checkpoint may have learned"
 # Unlabelled texts that an export without data reads: one half calibrates, the other checks.
 TEXTS = 1_000
 
@@ -166,7 +168,7 @@ def export_checkpoint(
                 with replacing(path_beside(out, f".{name}")) as unfinished:
                     unfinished.write_bytes(content)
             page = page_or(path_beside(out, ".report.html"), f"{out.name}.report.json")
-            raise model_report.refusal(page)
+            raise model_report.refusal(page, model_report.lower_gates)
         if texts.test:
             model_report = replace(model_report, test=scores_on_test(variants, texts.test, threads)[0])
         latency = None
@@ -215,6 +217,11 @@ def _checked(checkpoint: str, out: Path, settings: Exporting) -> _Given:
         length = max_tokens_in(opened.folder, length)
     if settings.data:
         splits = read_splits(settings.data, task, columns_of(settings), revision=settings.data_revision)
+        if splits.held_out and wanted and wanted.promises and not settings.promise_data:
+            raise BadInput(
+                f"--promise {wanted.promises[0]} needs labelled texts that the checkpoint has not learned, and {settings.data} has no "
+                "validation file. Add one, or give --promise-data."
+            )
         if settings.out_of_scope:
             splits, outside = hold_out_label(splits, settings.out_of_scope)
         task = task.with_multi_label(splits.multi_label)
@@ -294,9 +301,9 @@ def _copy(folder: Path, given: _Given) -> Trimmed | None:
 
 
 def _encoded(given: _Given, tokenizer: "Tokenizer") -> _Texts:
-    def split(examples: Sequence[Example], outside: Sequence[Example] = ()) -> Split:
+    def split(examples: Sequence[Example], outside: Sequence[Example] = (), rests_on: str = "validation") -> Split:
         found, strange = (given.task.encode(each, tokenizer, given.labels) for each in (examples, outside))
-        return Split(examples, found, strange if outside else None, labelled=given.splits is not None)
+        return Split(examples, found, strange if outside else None, given.splits is not None, rests_on)
 
     splits, outside, promised_on = given.splits, given.outside, given.promised_on
     if splits is None:
@@ -308,7 +315,7 @@ def _encoded(given: _Given, tokenizer: "Tokenizer") -> _Texts:
     warnings = warnings_of(splits, tokenizer, given.task, given.max_length)
     return _Texts(
         split(splits.train).encoded.encodings,
-        split(splits.validation, outside.validation if outside else ()),
+        split(splits.validation, outside.validation if outside else (), LEARNED if splits.held_out else "validation"),
         split(splits.test, outside.test if outside else ()),
         split(promised_on.examples, promised_on.outside) if promised_on else None,
         splits.relations,
@@ -326,7 +333,7 @@ def _teacher(beside: TeacherReference | None, variants: Variants) -> dict[str, A
     return {
         "others": {split: {"teacher": dict(scores)} for split, scores in beside.scores.items()},
         "other_sizes": {"teacher": beside.size_bytes},
-        "other_gates": [gate(name, ours / theirs if theirs else 0.0, beside.gate)],
+        "other_gates": [gate(name, ours / theirs if theirs else 0.0, beside.gate, "--teacher-gate")],
     }
 
 
@@ -334,6 +341,7 @@ def _facts(given: _Given, settings: Exporting, name: str, relations: bool, made_
     """Facts of the model for its card and manifest; `made_of` is added to the lineage of the checkpoint."""
     # The checkpoint's lineage, without its curves.
     lineage = read_lineage(given.opened.folder) or {"checkpoint": given.opened.public_name}
+    texts = lineage if given.splits is None else {name: getattr(given.splits, name) for name in KINDS_OF_TEXTS}
     return CardFacts(
         name,
         given.task.name,
@@ -347,7 +355,8 @@ def _facts(given: _Given, settings: Exporting, name: str, relations: bool, made_
         lineage={key: value for key, value in lineage.items() if key not in ("loss", "validation")} | dict(made_of),
         multi_label=given.task.multi_label,
         relations=relations,
-        pairs=given.splits.pairs if given.splits else False,
+        pairs=texts.get("pairs") is True,
+        single_texts=texts.get("single_texts"),
         vector_width=given.opened.config.hidden_size if given.how else 0,
         normalised=bool(given.how and given.how.normalised),
     )

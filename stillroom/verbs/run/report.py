@@ -50,7 +50,7 @@ def model_report_of(
     gates = []
     if theirs:
         share = ours / theirs["value"] if theirs["value"] else 0.0
-        gates = [gate("int8 over teacher, validation", share, recipe.teacher_gate)]
+        gates = [gate("int8 over teacher, validation", share, recipe.teacher_gate, "--teacher-gate")]
     return ModelReport(
         CardFacts(
             name=recipe.model_name,
@@ -59,6 +59,7 @@ def model_report_of(
             multi_label=inputs.splits.multi_label,
             relations=inputs.splits.relations,
             pairs=inputs.splits.pairs,
+            single_texts=inputs.splits.single_texts,
             max_length=inputs.max_length,
             license=recipe.license or None,
             data_license=recipe.data_license or None,

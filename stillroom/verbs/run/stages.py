@@ -117,8 +117,7 @@ class Run(StudentStages):
         if self.model_report.missed:
             raise self.model_report.refusal(
                 self._write_report(),
-                " More --student-epochs, more --unlabelled text or a larger --student usually help; lower the gate only if a lower score "
-                "is enough.",
+                f" More --student-epochs, more --unlabelled text or a larger --student usually help.{self.model_report.lower_gates}",
             )
 
     def _time(self, folder: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from compress.data.examples import Entity, Example, Splits
 from compress.data.label_checks import label_warnings
 from compress.data.tags import from_tags
-from compress.tasks import TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
+from compress.tasks import TEXT_CLASSIFICATION, TEXT_REGRESSION, TOKEN_CLASSIFICATION
 
 
 def examples(*labels: str | tuple[str, ...]) -> list[Example]:
@@ -146,3 +146,16 @@ def test_labels_that_stand_for_a_missing_value_are_told() -> None:
     assert said.startswith("Some labels are what programs write where there is none")
     assert "None, nan." in said
     assert warnings(["none", "city"], ["none"], ["city"]) == []
+
+
+def test_a_split_whose_texts_all_have_one_answer_is_told() -> None:
+    (said,) = warnings(["a", "b", "b"], ["b", "b"], ["a", "b"])
+    assert said.startswith("All texts of validation have one label (b): ")
+    assert warnings(["a", "a"], ["a", "a"], ["a", "a"]) == []  # train has no other
+    scores = [Example(f"text {i}", label=float(i)) for i in range(3)]
+    same = [replace(example, label=2.0) for example in scores]
+    (said,) = label_warnings(Splits(scores, scores, same), TEXT_REGRESSION)
+    assert said.startswith("All texts of test have one number: ")
+    entities = [Example("ab x", entities=(Entity(0, 2, "x"),)), Example("ab", entities=())]
+    bare = [replace(example, entities=()) for example in entities]
+    assert any("no entity" in each for each in label_warnings(Splits(entities, bare, entities), TOKEN_CLASSIFICATION))

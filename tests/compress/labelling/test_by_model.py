@@ -11,8 +11,13 @@ from interruptions import interrupted_at
 from small_task import examples, make_teacher, make_tokenizer, relations, write_rows
 
 import stillroom as face
+from compress.data.examples import Example
 from compress.evaluation import predictions
 from compress.labelling import label as labelling
+from compress.labelling.label import ask_model
+from compress.models.answering import open_answering
+from compress.models.pretrained import check_length
+from compress.tasks import task_of
 from serve.errors import BadInput
 
 
@@ -204,3 +209,37 @@ def test_all_faults_are_told_at_once_and_nothing_is_written(classifier: Path, tm
     for fault in ("line 1: `text` is int, not a string", "line 2: has no `text`", "a.doc is not a file"):
         assert fault in str(refused.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.jsonl", "headless"]
+
+
+def test_what_a_model_does_not_read_and_tags_without_an_outside_are_told(classifier: Path, tmp_path: Path) -> None:
+    import transformers
+
+    def told(model: Path, max_length: int = 0) -> str:
+        said: list[str] = []
+        texts = [Example("where is the lamp " * 30), Example("привет мир лампа"), Example("oslo")]
+        list(
+            ask_model(
+                open_answering(str(model), task_of, max_length=max_length),
+                texts,
+                range(3),
+                lambda each: said.append(each.text),
+            )
+        )
+        return " ".join(said)
+
+    said = told(classifier, 8)
+    assert "1 text is longer than the 8 tokens that the model reads" in said
+    assert "of the tokens in --input are unknown" in said
+    model = make_teacher(tmp_path / "unnamed", num_labels=3)
+    transformers.BertForTokenClassification(transformers.BertConfig.from_pretrained(model)).save_pretrained(model)
+    assert "No tag of the model is O" in told(model)
+
+
+def test_a_length_that_is_refused_says_whose_limit_it_is() -> None:
+    with pytest.raises(
+        BadInput, match=r"--max-length is 2048; give 8 to 512 tokens, the most that stillroom reads at once"
+    ):
+        check_length(2048, 512, "a ModernBERT")
+    with pytest.raises(BadInput, match=r"--max-length is 65; give 8 to 64 tokens, which a BERT can read\."):
+        check_length(65, 64, "a BERT")
+    check_length(0, 64, "a BERT")

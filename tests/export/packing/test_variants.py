@@ -13,7 +13,7 @@ from compress.data.examples import Entity, Example
 from compress.tasks import TOKEN_CLASSIFICATION
 from export.graph.fusions import JOINED
 from export.packing import variants
-from export.packing.variants import Split, Variants, faults_of, make_variants, nothing_to_keep, read_variants
+from export.packing.variants import Split, Variants, faults_of, few_texts, make_variants, nothing_to_keep, read_variants
 from export.precision import int8_search
 from export.precision.int8_search import Evaluator, session_logits
 from export.settings import VariantSettings
@@ -255,3 +255,14 @@ def test_where_float32_finds_nothing_no_share_of_it_is_asked_for(
 def test_variants_that_cannot_be_made_are_refused(settings: dict[str, object], said: str) -> None:
     with pytest.raises(BadInput, match=said):
         VariantSettings(**settings)  # type: ignore[arg-type]
+
+
+def test_int8_of_few_texts_is_told() -> None:
+    (said,) = few_texts(1, 400, VariantSettings(variants=("fp32", "int8")))
+    assert said.startswith("int8 rests on few texts: 1 text to calibrate it, and 400 to compare it with fp32.")
+    assert few_texts(400, 2, VariantSettings(variants=("int8",)))
+    assert (
+        few_texts(400, 400, VariantSettings(variants=("int8",)))
+        == few_texts(1, 1, VariantSettings(variants=("fp32",)))
+        == []
+    )

@@ -14,7 +14,10 @@ import torch
 from latency.candidates import open_candidate
 from latency.candidates.candidate import Candidate, Runtime, missing, size_bytes
 from latency.candidates.open_candidate import load
+from latency.measure.interleave import start_workers
+from latency.measure.operators import operators
 from latency.measure.worker import inputs_of
+from latency.measure.workloads import Workload
 from serve.errors import BadInput
 
 INPUT_IDS = np.array([[2, 4, 5, 3], [2, 6, 7, 3]])
@@ -177,3 +180,47 @@ def test_every_way_that_torch_runs_on_a_gpu_answers_as_the_cpu_does(
     for shape in ((1, 5), (2, 9), (1, 5)):  # a shape that comes again is replayed
         inputs = inputs_of(np.random.default_rng(sum(shape)).integers(4, 14, size=shape))
         np.testing.assert_allclose(call(inputs), expected(inputs), atol=tolerance)
+
+
+def changed(file: Path, out: Path, **changes: object) -> Path:
+    """The graph in `file` with an input of another `name`, `type` or `shape`."""
+    import onnx
+
+    model = onnx.load(file)
+    given = model.graph.input[0]
+    kind = changes.get("kind", onnx.TensorProto.INT64)
+    new = onnx.helper.make_tensor_value_info(
+        str(changes.get("name", given.name)), kind, changes.get("shape", ["b", "s"])
+    )
+    for node in model.graph.node:
+        node.input[:] = [new.name if name == given.name else name for name in node.input]
+    del model.graph.input[:]
+    model.graph.input.append(new)
+    onnx.save(model, out)
+    return out
+
+
+def test_a_graph_from_elsewhere_is_fed_in_its_types_or_refused_with_the_cause(
+    tmp_path: Path, onnx_candidate: Candidate
+) -> None:
+    from onnx import TensorProto
+
+    expected = load(onnx_candidate)(INPUTS)
+    narrow = changed(onnx_candidate.path, tmp_path / "int32.onnx", kind=TensorProto.INT32)
+    np.testing.assert_array_equal(load(replace(onnx_candidate, path=narrow))(INPUTS), expected)
+    assert operators(narrow, INPUTS, threads=1)["tokens"] == 4
+    other = changed(onnx_candidate.path, tmp_path / "names.onnx", name="ids")
+    with pytest.raises(BadInput, match=r"has the inputs ids, and ids cannot be filled\. Export it with inputs called"):
+        load(replace(onnx_candidate, path=other))
+
+
+def test_a_graph_of_a_fixed_shape_is_refused_by_its_own_process_without_a_traceback(
+    tmp_path: Path, onnx_candidate: Candidate, workload: Workload
+) -> None:
+    fixed = changed(onnx_candidate.path, tmp_path / "fixed.onnx", shape=[1, 16])
+    with (
+        pytest.raises(BadInput, match="does not run 2 x 6 tokens") as refused,
+        start_workers([replace(onnx_candidate, path=fixed)], [workload]),
+    ):
+        pass
+    assert "\n" not in refused.value.message

@@ -3,11 +3,15 @@ import json
 import os
 import pickle
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 from lookup_bundles import write_manifest
+from patience import PATIENCE_S
+from server_process import serving, until
 
 from benchmarks.export.corruptions import unnoticed
 from serve.bundle.manifest import MAX_MANIFEST_BYTES, canonical_json, digest, sha256_file, verify
@@ -408,3 +412,26 @@ def test_every_one_of_many_random_corruptions_is_refused_by_name(entities_bundle
     passed, outcomes = unnoticed(entities_bundle, count=400, seed=1)
     assert not passed
     assert outcomes == {"named": 400}
+
+
+def test_a_bundle_that_is_moved_to_the_place_of_another_serves_under_its_name(
+    bundle_copy: Path, tmp_path: Path
+) -> None:
+    folder, new = bundle_copy, Path(shutil.copytree(bundle_copy, tmp_path / "new"))
+    write_manifest(new, name="my-bundle.new", max_length=31)
+    after = open_bundle(new).manifest.digest
+
+    def described() -> dict[str, object]:
+        (model,) = httpx.get(f"{server.url}/v1/models", timeout=PATIENCE_S).json()["models"]
+        return model  # type: ignore[no-any-return]
+
+    with serving(folder) as server:
+        name = described()["name"]
+        for before, now in ((folder, folder.with_name("old")), (new, folder)):
+            before.rename(now)
+        server.process.send_signal(signal.SIGHUP)
+        until(lambda: described()["digest"] == after)
+        assert described()["name"] == name
+        asked = {"text": "fly to Rome", "model": name}
+        answer = httpx.post(f"{server.url}/v1/entities", json=asked, timeout=PATIENCE_S).json()
+        assert answer["model"] == name

@@ -371,3 +371,34 @@ def test_what_is_answered_past_the_routes_is_answered_as_by_them(entities_bundle
     assert direct[0] == routed[0]
     assert direct[1] == routed[1]
     assert {status for _, _, status, *_ in direct[0]} >= {200, 400, 404, 405, 413, 415, 422}  # type: ignore[misc]
+
+
+def test_an_answer_over_the_limit_is_refused_before_the_work_with_what_makes_it_smaller(
+    intents_bundle: Path, vectors_bundle: Path, entities_bundle: Path
+) -> None:
+    settings = ServeSettings(processes=1, limits=Limits(answer_bytes=600))
+    app = create_app([intents_bundle, vectors_bundle, entities_bundle], settings)
+    tokens = {"inputs": [{"name": "input_ids", "datatype": "INT64", "shape": [1, 16], "data": [2] * 16}]}
+    cases = (
+        ("/v1/classify", {"text": ["fly"] * 5}, {"top_k": 1}, "top_k"),
+        ("/v1/embeddings", {"input": ["fly"] * 6}, {"dimensions": 2}, "dimensions"),
+        (
+            "/v2/models/cities/infer",
+            tokens,
+            {"inputs": [tokens["inputs"][0] | {"shape": [1, 6], "data": [2] * 6}]},
+            None,
+        ),
+        ("/v1/entities", {"text": "rome " * 20}, {"text": "rome"}, None),
+    )
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        for path, body, smaller, field in cases:
+            refused = await client.post(path, json=body)
+            assert refused.status_code == 422, path
+            error = refused.json().get("error")
+            message = error if isinstance(error, str) else error["message"]
+            assert "this server answers with 600 at most" in message
+            assert (f"give a smaller {field}" in message) is (field is not None)
+            assert (await client.post(path, json=body | smaller)).status_code == 200, path
+
+    asking(app, scenario)

@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
+from lookup_bundles import INTENTS, intent_table, write_bundle
 from server_process import HTTP
 from starlette.testclient import TestClient
 
@@ -17,6 +18,7 @@ from serve.http import openapi, service
 from serve.http.app import create_app
 from serve.observe.metrics import Metrics
 from serve.settings import Limits
+from serve.tasks import open_bundle
 from serve.workers.supervisor import ServedModel
 
 # Small limits, so that cases at them and beyond are small.
@@ -112,3 +114,13 @@ def test_a_checkout_that_is_not_installed_has_a_version_too(monkeypatch: pytest.
 
     monkeypatch.setattr(openapi, "version", absent)
     assert openapi.program_version() == "0"
+
+
+def test_the_example_of_an_endpoint_is_a_request_that_its_models_take(tmp_path: Path) -> None:
+    for second_text, kinds in (("needed", {"pairs": True, "single_texts": False}), ("refused", {"single_texts": True})):
+        folder = write_bundle(
+            tmp_path / second_text, intent_table(), task="text-classification", labels=INTENTS, **kinds
+        )
+        described = openapi.openapi({"m": open_bundle(folder).manifest}, Limits())
+        example = described["paths"]["/v1/classify"]["post"]["requestBody"]["content"]["application/json"]["example"]
+        assert ("text_pair" in example) is (second_text == "needed")

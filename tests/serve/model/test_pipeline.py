@@ -2,6 +2,7 @@ import itertools
 import math
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lookup_bundles import INTENTS, city_table, intent_table, write_bundle, write_graph, write_manifest
+from lookup_bundles import INTENTS, city_table, intent_table, number_table, write_bundle, write_graph, write_manifest
 
 from serve.bundle.manifest import TaskName
 from serve.client import Client
@@ -268,3 +269,28 @@ def test_a_bundle_has_the_task_of_its_manifest(bundle_of_each_kind: list[Path]) 
     found = [task_of(open_bundle(bundle).manifest) for bundle in bundle_of_each_kind]
     assert sorted(task.kind for task in found) == sorted(task.kind for task in SERVED_TASKS)
     assert RELATIONS in found
+
+
+@pytest.mark.parametrize(
+    ("task", "table", "labels"),
+    [("text-classification", intent_table, INTENTS), ("text-regression", number_table, ["score"])],
+)
+def test_a_model_refuses_texts_of_a_kind_that_it_was_not_trained_on(
+    tmp_path: Path, task: str, table: Callable[[], np.ndarray], labels: list[str]
+) -> None:
+    """Of pairs or of single texts; a model of both, or of which this is not known, reads both."""
+    made = partial(write_bundle, table=table(), task=task, labels=labels)
+    of_pairs = Pipeline(made(tmp_path / "pairs", pairs=True, single_texts=False), threads=1)
+    of_texts = Pipeline(made(tmp_path / "texts", pairs=False, single_texts=True), threads=1)
+    assert of_pairs(["fly", "refund"], text_pair=["love", ""])
+    assert of_texts(["fly", "refund"])
+    for asked in ("fly", ["fly", "refund"]):
+        with pytest.raises(BadInput, match="text_pair is missing: 'pairs' was trained on pairs") as refused:
+            of_pairs(asked)
+        assert refused.value.field == "text_pair"
+    with pytest.raises(BadInput, match="text_pair was given: 'texts' was trained on texts without a second one"):
+        of_texts("fly", text_pair="love")
+    for name, kinds in (("both", {"pairs": True, "single_texts": True}), ("old", {"pairs": True})):
+        either = Pipeline(made(tmp_path / name, **kinds), threads=1)
+        assert either("fly")
+        assert either("fly", text_pair="love")

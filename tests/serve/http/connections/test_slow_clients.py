@@ -373,6 +373,20 @@ def test_answers_that_many_clients_leave_unread_do_not_grow_the_server(entities_
             assert still_answers(server)
 
 
+def test_a_client_that_keeps_up_gets_an_answer_larger_than_what_all_may_leave_unread(entities_bundle: Path) -> None:
+    with serving(entities_bundle, "--unsent-bytes", 1 << 20, "--queued-texts", 100_000, "--queue-s", 600) as server:
+        with server.connect() as connection:
+            connection.sendall(request(json.dumps({"text": ["rome " * 120] * 1024}).encode()))
+            answer = connection.recv(1 << 16)
+            length = int(answer.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+            assert length > 6 << 20
+            while len(answer) < length and (part := connection.recv(1 << 16)):
+                answer += part
+                time.sleep(0.02)
+            assert len(answer) > length
+        assert server.metric(CUT.format("unread")) == 0
+
+
 def test_a_connection_whose_other_end_is_gone_without_a_word_is_found_out() -> None:
     ours, theirs = socket.socket(), socket.socket()
     with ours, theirs, socket.create_server(("127.0.0.1", 0)) as listener:

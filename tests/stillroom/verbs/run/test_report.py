@@ -276,3 +276,17 @@ def test_a_language_that_falls_behind_its_gate_is_warned_of_and_chance_is_not() 
     assert behind_in_languages(ACCURACY, examples, gold, said | {"int8": gold}, {"teacher": 0.97, "fp32": 0.99}) == []
     without = [Example(example.text, label="a") for example in examples]
     assert behind_in_languages(ACCURACY, without, gold, said, {"teacher": 0.97}) == []
+
+
+def test_a_missed_gate_is_named_by_its_flag_with_a_value_that_passes(
+    judged: tuple[RunInputs, dict[str, Path], dict[str, Any]],
+) -> None:
+    inputs, folders, scores = judged
+    strict = replace(inputs, settings=replace(inputs.recipe, teacher_gate=0.99))
+    better = {"teacher": {"value": 1.0, "low": 1.0, "high": 1.0}}
+    said = model_report_of(strict, folders, {"validation": scores["validation"] | better}).lower_gates
+    asked = re.fullmatch(r" If less is enough, the same command with --teacher-gate (0\.\d+) accepts it, .*", said)
+    assert asked
+    easier = replace(inputs, settings=replace(inputs.recipe, teacher_gate=float(asked[1])))
+    passing = model_report_of(easier, folders, {"validation": scores["validation"] | better})
+    assert (passing.missed, passing.lower_gates) == ([], "")
