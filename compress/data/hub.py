@@ -79,12 +79,21 @@ def load_dataset(name: str, revision: str = "") -> Any:
     with _quiet():
         try:
             datasets.config.HF_HUB_OFFLINE = offline or bool(missed)
-            return datasets.load_dataset(name, revision=revision or None)
+            splits = datasets.load_dataset(name, revision=revision or None)
         except Exception as error:
             # The library raises any kind of error about the name: a broken cache, unknown files.
             raise LookupError(missed or _in_words(error)) from None
         finally:
             datasets.config.HF_HUB_OFFLINE = offline
+    # Without the Hub, the library gives whichever revision its cache has. The addresses of the files that it read have their commit.
+    if missed and revision and not all(f"@{revision}" in address for address in _addresses(splits)):
+        raise LookupError(f"{missed}; the local cache has another revision")
+    return splits
+
+
+def _addresses(splits: Any) -> list[str]:
+    """Where the files of `splits` were read from, as `hf://datasets/NAME@COMMIT/FILE`; `[""]` where that is not known."""
+    return [address for each in splits.values() for address in each.info.download_checksums or {}] or [""]
 
 
 def _ask(name: str, kind: Kind, revision: str = "") -> str:

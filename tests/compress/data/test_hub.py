@@ -209,6 +209,7 @@ def test_revisions_are_read_with_the_token_of_the_environment(
     cases = [
         "data some/messages v9",
         "data some/messages v1",
+        "data some/messages v9",  # of which the cache has another by now
         "model some/teacher v1",
         "model some/teacher v9",
         "model nosuch -",
@@ -218,9 +219,11 @@ def test_revisions_are_read_with_the_token_of_the_environment(
         cwd=tmp_path, env=environment(tmp_path, hub) | {"HF_TOKEN": "hf_mine"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    no_data, data, model, no_model, unknown = done.stdout.splitlines()
+    no_data, data, other_data, model, no_model, unknown = done.stdout.splitlines()
     assert (data, model) == ("240 False", COMMIT)
-    assert "data set that can be read from the Hub (the Hub has no revision v9" in no_data
+    for said in (no_data, other_data):
+        assert "data set that can be read from the Hub (the Hub has no revision v9" in said
+    assert "the local cache has another revision" in other_data
     assert "model that can be read from the Hub (the Hub has no revision v9" in no_model
     assert "(the Hub has none of that name that you may read)" in unknown
     assert hub.asked[0] == "/api/datasets/some/messages/revision/v9"
