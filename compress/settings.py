@@ -429,6 +429,9 @@ class Labelling(HubModel, Machine, TextColumns):
     timeout_s: float = setting(
         60.0, help="Seconds to wait for an answer of an endpoint or a command.", above=0, at_most=86_400
     )
+    max_unanswered: float = setting(
+        0.05, help="Largest share of texts without an answer; with more the exit code is 3.", at_least=0, at_most=1
+    )
     max_length: int = again(FineTunedTeacher, "max_length", shown=TAKEN)
     device: TrainingDevice = again(
         Machine, "device", help="Device of the model; auto is a GPU if torch finds one, otherwise the CPU."
@@ -436,7 +439,8 @@ class Labelling(HubModel, Machine, TextColumns):
     layout: ClassVar = {
         "What answers: one of": "checkpoint command url",
         "Options": "input out task label multi_label",
-        "An endpoint or a command": "model prompt key_variable concurrency per_minute retries prompt_price completion_price timeout_s",
+        "An endpoint or a command": "model prompt key_variable concurrency per_minute retries prompt_price completion_price timeout_s "
+        "max_unanswered",
         "The model of --with": "revision max_length device threads",
     }
 

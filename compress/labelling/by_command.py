@@ -5,9 +5,13 @@ asked again for what it had not answered.
 """
 
 import contextlib
+import hashlib
 import json
+import os
 import queue
+import re
 import shlex
+import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -21,6 +25,11 @@ MOST_FRUITLESS = 2  # starts in a row without an answer, after which the first t
 AHEAD = 64  # texts that the command is given before their answers are there
 SHOWN_CHARACTERS = 200
 CLOSING_S = 5.0  # that a command which closed its output has to end
+SETTLING_S = 1.0  # without an answer, after a line that is none
+DIGESTED_BYTES = 1 << 26  # of a file that the command names
+ID_FIRST = re.compile(r'\s*\{\s*"id"\s*:\s*(\d{1,12})\s*,')  # of a line that is no JSON
+# Programs whose own version says nothing of what they are told to do.
+INTERPRETERS = re.compile(r"(python|pypy|node|perl|ruby|php|java|Rscript|julia|[a-z]?(ba|da)?sh|env)[\d.]*(\.exe)?")
 
 Check = Callable[[Example, dict[str, Any]], str]
 """Why an answer to a text cannot be used; empty if it can."""
@@ -48,14 +57,24 @@ def ask_command(
     fruitless = given_up = 0  # starts in a row that answered nothing, and texts that were given up
     answered = not fresh
     while left:
+        fault: BadInput | None = None
         with _Running(command, texts, list(left)) as running:
             before = len(left)
-            while left and (line := running.next_line(timeout_s)) is not None:
-                index, fields = _parsed(line, left)
+            while left and (line := running.next_line(SETTLING_S if fault else timeout_s)) is not None:
+                try:
+                    index, fields = _parsed(line, left)
+                except BadInput as error:
+                    if not answered and len(left) == before:
+                        raise
+                    fault = fault or error  # answers to what it was given are taken, and it is given no more
+                    continue
                 del left[index]
-                running.taken()
-                fault = check(texts[index], fields)
-                yield [(index, {ERROR: fault} if fault else fields)]
+                if not fault:
+                    running.taken()
+                reason = check(texts[index], fields)
+                yield [(index, {ERROR: reason} if reason else fields)]
+            if fault:
+                raise fault
             ended = running.ended() if left else ""
         if len(left) < before:
             answered, fruitless = True, 0
@@ -74,12 +93,32 @@ def ask_command(
         fruitless = 0
 
 
+def files_of(command: str) -> dict[str, str]:
+    """The digest of each file that `command` names, by its name: its script, its module, and what that is given to read."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise BadInput(f"--with-command {command!r} cannot be started: {error}.") from error
+    if not words:
+        raise BadInput("--with-command names no program. Give a program with its arguments.")
+    found: dict[str, str] = {}
+    parts = (part for word in words for part in (word, *re.split(r"[\s=:;|&<>()'\"]+", word)))
+    for word in dict.fromkeys(parts):
+        for path in (word, f"{word.replace('.', '/')}.py", (shutil.which(word) or "") if word == words[0] else ""):
+            if os.path.isfile(path) and not INTERPRETERS.fullmatch(os.path.basename(path)):
+                with contextlib.suppress(OSError), open(path, "rb") as file:
+                    digest = hashlib.sha256(file.read(DIGESTED_BYTES)).hexdigest()
+                    found[path] = f"{os.path.getsize(path)} {digest}"
+    return found
+
+
 def _parsed(line: str, asked: Container[int]) -> tuple[int, dict[str, Any]]:
     shown = line.strip()[:SHOWN_CHARACTERS]
     try:
         found = json.loads(line)
-    except ValueError:
-        found = None
+    except (ValueError, RecursionError):
+        begun = ID_FIRST.match(line)
+        found = {"id": int(begun[1]), ERROR: f"{shown!r} is not JSON"} if begun else None
     if not isinstance(found, dict) or type(found.get("id")) is not int:
         raise BadInput(
             f"--with-command printed {shown!r}, which is not a JSON object with the `id` of a text. Print one object a line, flush "

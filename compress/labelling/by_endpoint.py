@@ -4,12 +4,17 @@ Several texts are asked at once. What fails in passing is asked again with growi
 all. An answer that cannot be used is sent back once with what is wrong.
 """
 
+import asyncio
+import contextlib
 import json
 import queue
+import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +30,26 @@ if TYPE_CHECKING:
 # Pauses before a request is sent again, where the endpoint names none.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
 LONGEST_ASKED_S = 600.0  # of what an endpoint asks to wait
-OF_THE_TEXT = (400, 403, 413, 422)  # such as a text that is too long, or flagged
+OF_THE_TEXT = (400, 413, 422)  # such as a text that is too long, or flagged
 AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)
+# What an error says that the next request meets too, whatever its status: the account pays for no more, or has no such key.
+OF_THE_ACCOUNT = re.compile(
+    r'"(code|type)"\s*:\s*"[^"]*(insufficient_|current_quota|billing|budget|payment|api_key)', re.IGNORECASE
+)
 FIRST_TEXTS = 8  # if none of so many has an answer that can be used, the endpoint is not asked further
 SHOWN_CHARACTERS = 300
+SENT_BACK_CHARACTERS = 4_000  # of an answer that cannot be used
 CLOSING_S = 2.0
+KEPT = "What was answered is kept: give the same command again when that is mended."
+# What begins and ends the thoughts of models that reason in the open; of some the beginning is not in the answer.
+THOUGHTS = re.compile(r"(</?(?:think|thinking|thoughts?|reasoning)>|\[/?THINK\]|<\|message\|>)", re.IGNORECASE)
+OBJECT, MOST_OBJECTS = (
+    re.compile(r'\{\s*["}]'),
+    1_000,
+)  # what begins an object of JSON, and how often it is looked for in an answer
 LABELS = "{labels}"  # in a template: the names of the labels, one a line
+
+_Done = queue.SimpleQueue[tuple[int, dict[str, Any]] | Exception | None]
 
 
 @dataclass(frozen=True)
@@ -57,17 +76,10 @@ class RequestCounts:
 
     requests: int = 0
     retries: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def count(self, *, again: bool) -> None:
-        """Count a request; `again` if it repeats one that failed."""
-        with self.lock:
-            self.requests += 1
-            self.retries += again
 
 
-class _Fatal(Exception):
-    """The endpoint cannot be asked at all; the message says why."""
+class _Stopped(Exception):
+    """No more requests are sent; the text is left for the next call."""
 
 
 class _Refused(Exception):
@@ -79,116 +91,121 @@ def ask_endpoint(
 ) -> Iterator[list[tuple[int, dict[str, Any]]]]:
     """The answers of `endpoint` to the `missing` of `texts`, as they come; an error where it has none to give.
 
-    `fresh` says whether it has answered nothing in earlier calls.
+    `fresh` says whether it has answered nothing in earlier calls. Before an error is raised, the answers of all requests that are under
+    way are waited for: they are paid.
 
     Raises:
-        BadInput: it cannot be reached, refuses the key or the model, or answers nothing that can be used.
+        BadInput: it cannot be reached, refuses the key, the account or the model, or answers nothing that can be used.
     """
+    done: _Done = queue.SimpleQueue()
+    talk = _Talk(endpoint, asked, _Pace(endpoint.per_minute))
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(_ask_all(talk, texts, missing, done))
+    thread = threading.Thread(target=loop.run_until_complete, args=(task,), daemon=True)
+    thread.start()
+    try:
+        stop = partial(loop.call_soon_threadsafe, talk.pace.stop.set)
+        yield from _collected(done, len(missing), endpoint, stop, fresh=fresh)
+    finally:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join(CLOSING_S)
+        if not thread.is_alive():
+            loop.close()
+
+
+async def _ask_all(talk: "_Talk", texts: Sequence[Example], missing: Sequence[int], done: "_Done") -> None:
+    """Put the answers into `done`, the error that ends the work, and None at the end."""
     import httpx
 
-    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for index in missing:
-        waiting.put(index)
-    done: queue.SimpleQueue[tuple[int, dict[str, Any]] | Exception] = queue.SimpleQueue()
-    pace, stop = _Pace(endpoint.per_minute), threading.Event()
+    waiting = iter(missing)
+
+    async def work() -> None:
+        try:
+            while not talk.pace.stop.is_set() and (index := next(waiting, None)) is not None:
+                done.put((index, await talk.answer(texts[index])))
+        except _Stopped:
+            pass
+        except Exception as error:  # the caller raises it
+            talk.pace.stop.set()
+            done.put(error)
+
+    endpoint = talk.endpoint
     headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
     limits = httpx.Limits(max_connections=endpoint.concurrency)
-    with httpx.Client(headers=headers, timeout=endpoint.timeout_s, limits=limits) as client:
-        talk = _Talk(endpoint, client, pace, asked, stop)
-
-        def work() -> None:
-            try:
-                while not stop.is_set():
-                    index = waiting.get_nowait()
-                    done.put((index, talk.answer(texts[index])))
-            except queue.Empty:
-                pass
-            except Exception as error:  # the caller raises it
-                done.put(error)
-
-        # After an error or Ctrl-C they are waited for shortly: a request may be under way for as long as --timeout-s.
-        threads = [threading.Thread(target=work, daemon=True) for _ in range(min(endpoint.concurrency, len(missing)))]
-        for thread in threads:
-            thread.start()
-        try:
-            yield from _collected(done, len(missing), endpoint, fresh=fresh)
-        finally:
-            stop.set()
-            pace.release()
-            until_s = time.monotonic() + CLOSING_S
-            for thread in threads:
-                thread.join(max(0.0, until_s - time.monotonic()))
+    try:
+        async with httpx.AsyncClient(headers=headers, timeout=endpoint.timeout_s, limits=limits) as talk.client:
+            await asyncio.gather(*(work() for _ in range(min(endpoint.concurrency, len(missing)))))
+    except asyncio.CancelledError:  # nobody waits any more
+        pass
+    except ValueError as error:
+        done.put(BadInput(f"A proxy is named in the environment (HTTP_PROXY and others) that cannot be used: {error}."))
+    finally:
+        done.put(None)
 
 
 def _collected(
-    done: "queue.SimpleQueue[tuple[int, dict[str, Any]] | Exception]", count: int, endpoint: Endpoint, *, fresh: bool
+    done: _Done, count: int, endpoint: Endpoint, stop: Callable[[], object], *, fresh: bool
 ) -> Iterator[list[tuple[int, dict[str, Any]]]]:
     used = not fresh
     first: list[tuple[int, dict[str, Any]]] = []
-    for number in range(1, count + 1):
-        got = done.get()
-        if isinstance(got, _Fatal):
-            raise BadInput(f"--with-url {endpoint.url}: {got}")
+    fault: Exception | None = None
+    while (got := done.get()) is not None:
         if isinstance(got, Exception):
-            raise got
-        used = used or ERROR not in got[1]
-        if used:
-            yield [*first, got]
-            first = []
+            fault = fault or got
             continue
+        used = used or ERROR not in got[1]
         first.append(got)
-        if number == min(FIRST_TEXTS, count):
-            raise BadInput(
-                f"--with-url {endpoint.url}: none of the first {number} answers of {endpoint.model} can be used: {got[1][ERROR]}. Give "
-                "another model, or instructions that it follows (--prompt)."
+        if used:
+            yield first
+            first = []
+        elif len(first) == min(FIRST_TEXTS, count) and not fault:
+            fault = BadInput(
+                f"--with-url {endpoint.url}: none of the first {len(first)} answers of {endpoint.model} can be used: {got[1][ERROR]}. "
+                "Give another model, or instructions that it follows (--prompt)."
             )
+            stop()
+    if fault:
+        raise fault
 
 
 class _Pace:
-    """When the next request may be sent: at most so many a minute, and none before a time that the endpoint named."""
+    """When the next request may be sent: at most so many a minute, none before a time that the endpoint named, and none after `stop`."""
 
     def __init__(self, per_minute: float) -> None:
         self._gap_s = 60 / per_minute if per_minute else 0.0
         self._next_s = 0.0
-        self._lock = threading.Lock()
-        self._stopped = threading.Event()
+        self.stop = asyncio.Event()
 
-    def wait(self) -> None:
-        """Return when it is this caller's turn."""
-        while not self._stopped.is_set():
-            with self._lock:
-                left_s = self._next_s - time.monotonic()
-                if left_s <= 0:
-                    self._next_s = time.monotonic() + self._gap_s
-                    return
-            self.sleep(left_s)
+    async def wait(self, pause_s: float = 0.0) -> None:
+        """Return when it is this caller's turn, `pause_s` from now or later. `_Stopped` after `stop`."""
+        await self._sleep(pause_s)
+        while (left_s := self._next_s - time.monotonic()) > 0:
+            await self._sleep(left_s)
+        self._next_s = time.monotonic() + self._gap_s
 
     def hold(self, seconds: float) -> None:
         """Let nobody send for so long."""
-        with self._lock:
-            self._next_s = max(self._next_s, time.monotonic() + seconds)
+        self._next_s = max(self._next_s, time.monotonic() + seconds)
 
-    def sleep(self, seconds: float) -> None:
-        """Sleep, or until `release`."""
-        if seconds > 0:
-            self._stopped.wait(seconds)
-
-    def release(self) -> None:
-        """Wake all who sleep; nobody sleeps from now on."""
-        self._stopped.set()
+    async def _sleep(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.stop.wait(), seconds)
+        if self.stop.is_set():
+            raise _Stopped
 
 
 @dataclass
 class _Talk:
-    """Asks about one text at a time; several threads share it."""
+    """Asks about one text at a time; several coroutines share it."""
 
     endpoint: Endpoint
-    client: "httpx.Client"
-    pace: _Pace
     asked: RequestCounts
-    stop: threading.Event
+    pace: _Pace
+    client: "httpx.AsyncClient" = field(init=False)
+    temperature: dict[str, float] = field(default_factory=lambda: {"temperature": 0.0})
+    """Empty once the model has answered without one what it had refused with one: some take none but their own."""
 
-    def answer(self, example: Example) -> dict[str, Any]:
+    async def answer(self, example: Example) -> dict[str, Any]:
         """The fields of the answer to `example`, or the reason why there is none, and the tokens that were paid for it."""
         given = self.endpoint
         messages = [
@@ -199,7 +216,7 @@ class _Talk:
         fault = ""
         for _ in range(2):
             try:
-                said = self._said(messages, spent, again=bool(fault))
+                said = await self._said(messages, spent, again=bool(fault))
             except _Refused as reason:
                 fault = str(reason)
                 break
@@ -208,7 +225,7 @@ class _Talk:
             except ValueError as reason:
                 fault = str(reason)
                 messages += [
-                    {"role": "assistant", "content": said},
+                    {"role": "assistant", "content": said[-SENT_BACK_CHARACTERS:]},
                     {
                         "role": "user",
                         "content": f"This cannot be used: {fault}. Answer again, with the JSON object alone.",
@@ -218,58 +235,66 @@ class _Talk:
                 return fields | {TOKENS: spent}
         return {ERROR: fault, TOKENS: spent}
 
-    def _said(self, messages: list[dict[str, str]], spent: list[int], *, again: bool) -> str:
+    async def _said(self, messages: list[dict[str, str]], spent: list[int], *, again: bool) -> str:
         """What the model says; `spent` gets its tokens."""
         import httpx
 
+        url = self.endpoint.url
         why, cut = "", False
         for number in range(self.endpoint.retries + 1):
-            if number:
-                self.pace.sleep(drawn_pause_s(number - 1, FIRST_PAUSE_S, LONGEST_PAUSE_S))
-            self.pace.wait()
-            if self.stop.is_set():
-                raise _Fatal("stopped")
-            self.asked.count(again=bool(number) or again)
+            pause_s = drawn_pause_s(number - 1, FIRST_PAUSE_S, LONGEST_PAUSE_S) if number else 0.0
+            temperature = self.temperature
             try:
-                response = self.client.post(
-                    f"{self.endpoint.url}/chat/completions",
-                    json={"model": self.endpoint.model, "messages": messages, "temperature": 0},
-                )
-            except httpx.HTTPError as error:
-                why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-                cut = not isinstance(error, httpx.TimeoutException)
+                response = await self._response(messages, temperature, pause_s, again=bool(number) or again)
+                if temperature and response.status_code in (400, 422) and "temperature" in response.text.lower():
+                    # A word of the text, or the field: it was the field if there is an answer without it.
+                    response = await self._response(messages, {}, 0.0, again=True)
+                    self.temperature = {} if response.status_code == 200 else self.temperature
+            except (httpx.HTTPError, TimeoutError, ExceptionGroup) as error:  # a group of anyio's: no such port
+                cut = not isinstance(error, httpx.TimeoutException | TimeoutError)
+                why = f"{type(error).__name__}: {error}".removesuffix(": ")
+                why = why if cut else f"no whole answer came in {self.endpoint.timeout_s:g} s (--timeout-s)"
                 continue
-            cut = False
-            if response.status_code in AGAIN:
-                why = _status(response)
+            cut, why = False, f"status {response.status_code}: {' '.join(response.text.split())[:SHOWN_CHARACTERS]}"
+            if response.status_code == 200:
+                try:
+                    return _content(response.json(), spent)
+                except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
+                    why = f"answers what is no chat completion: {response.text[:SHOWN_CHARACTERS]!r}"
+            elif response.status_code not in (*AGAIN, *OF_THE_TEXT) or OF_THE_ACCOUNT.search(response.text):
+                raise BadInput(f"--with-url {url}: {why}. {KEPT}")
+            elif response.status_code in OF_THE_TEXT:
+                raise _Refused(why)
+            else:
                 self.pace.hold(min(LONGEST_ASKED_S, retry_after_s(response.headers.get("Retry-After")) or 0.0))
-                continue
-            if response.status_code != 200:
-                raise (_Refused if response.status_code in OF_THE_TEXT else _Fatal)(_status(response))
-            try:
-                return _content(response.json(), spent)
-            except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-                why = f"answers what is no chat completion: {response.text[:SHOWN_CHARACTERS]!r}"
         told = f"asked {self.endpoint.retries + 1} times, and the last time: {why}"
         if cut:
-            raise _Fatal(f"{told}. Give the same command again when it is well; what was answered is kept.")
+            raise BadInput(f"--with-url {url}: {told}. {KEPT}")
         raise _Refused(told)
+
+    async def _response(
+        self, messages: list[dict[str, str]], temperature: dict[str, float], pause_s: float, *, again: bool
+    ) -> "httpx.Response":
+        await self.pace.wait(pause_s)
+        self.asked.requests += 1
+        self.asked.retries += again
+        body = {"model": self.endpoint.model, "messages": messages} | temperature
+        async with asyncio.timeout(self.endpoint.timeout_s):
+            return await self.client.post(f"{self.endpoint.url}/chat/completions", json=body)
 
 
 def _content(document: dict[str, Any], spent: list[int]) -> str:
     usage = document.get("usage") or {}
-    spent[0] += int(usage.get("prompt_tokens") or 0)
-    spent[1] += int(usage.get("completion_tokens") or 0)
+    for place, name in enumerate(("prompt_tokens", "completion_tokens")):
+        spent[place] += usage[name] if type(usage.get(name)) is int else 0
     content = document["choices"][0]["message"]["content"]
     if content is None:  # a filter, or a refusal
         raise _Refused("the model said nothing of this text")
+    if isinstance(content, list):  # parts, of which those that are thoughts have no text
+        content = "".join(part["text"] for part in content if part.get("type") == "text")
     if not isinstance(content, str):
         raise TypeError("no text")
-    return content
-
-
-def _status(response: "httpx.Response") -> str:
-    return f"status {response.status_code}: {' '.join(response.text.split())[:SHOWN_CHARACTERS]}"
+    return content.encode("utf-8", "replace").decode()  # half of a surrogate pair could not be sent back
 
 
 def system_prompt(template: Path | None, task: Task, labels: Sequence[str]) -> str:
@@ -298,17 +323,61 @@ def user_prompt(example: Example) -> str:
 
 
 def answer_of(said: str, example: Example, task: Task, labels: Sequence[str]) -> dict[str, Any]:
-    """The fields of the answer in `said`, what a model said of `example`.
+    """The fields of the answer in `said`, what a model said of `example`: its one JSON object that can be used.
 
-    ValueError if it is no such answer; its message tells the model what is wrong.
+    Thoughts are left out, and words around the object. ValueError if there is no such answer, or if there are several that differ; its
+    message tells the model what is wrong.
     """
-    text = said.strip()
-    if text.startswith("```") and text.endswith("```") and "\n" in text:
-        text = text[text.index("\n") + 1 : -3]  # a fence of Markdown, which models add although they are told not to
+    found: list[dict[str, Any]] = []
+    fault = ""
     try:
-        found = json.loads(text)
+        objects = _objects(said)
+        for each in objects:
+            try:
+                fields = task.read_reply(each, example, labels)
+            except ValueError as reason:
+                fault = str(reason)
+            else:
+                found += [] if fields in found else [fields]
+    except RecursionError:
+        raise ValueError("the answer is nested too deeply") from None
+    shown = f"{said.strip()[:REPLY_CHARACTERS]!r}"
+    if len(found) > 1:
+        raise ValueError(f"the answer has {len(found)} JSON objects that differ: {shown}")
+    if not found:
+        raise ValueError(fault or f"the answer is not JSON: {shown}")
+    return found[0]
+
+
+def _objects(said: str) -> list[dict[str, Any]]:
+    """The JSON objects in `said`, or `said` itself if it is one. Those of thoughts, and of an object that was cut off, are left out.
+
+    ValueError if it is JSON and has no object.
+    """
+    try:
+        whole = json.loads(said)
     except ValueError:
-        raise ValueError(f"the answer is not JSON: {said.strip()[:REPLY_CHARACTERS]!r}") from None
-    if not isinstance(found, dict):
+        whole = None
+    if isinstance(whole, dict):
+        return [whole]
+    text, thought = "", False
+    for piece in THOUGHTS.split(said):
+        if not THOUGHTS.fullmatch(piece):
+            text += "" if thought else piece
+            continue
+        text = text if thought or piece[1] not in "/|" else ""
+        thought = piece[1] not in "/|"
+    found: list[dict[str, Any]] = []
+    end = 0
+    for begun in islice(OBJECT.finditer(text), MOST_OBJECTS):
+        if begun.start() < end:
+            continue
+        try:
+            each, end = json.JSONDecoder().raw_decode(text, begun.start())
+            found.append(each)
+        except json.JSONDecodeError as error:
+            if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated"):
+                break
+    if whole is not None and not found:
         raise ValueError(f"the answer is not a JSON object: {said.strip()[:REPLY_CHARACTERS]!r}")
-    return task.read_reply(found, example, labels)
+    return found

@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 
 from compress.data.answer_rows import answer_in, named_in, read_asked
 from compress.data.columns import columns_of
-from compress.data.examples import Example, examples_fingerprint
+from compress.data.examples import Example
 from compress.data.task import Task
 from compress.input_errors import Faults
-from compress.labelling.by_command import ask_command
+from compress.labelling.by_command import ask_command, files_of
 from compress.labelling.by_endpoint import Endpoint, RequestCounts, ask_endpoint, system_prompt
-from compress.labelling.journal import ERROR, TOKENS, Journal, fields_of
+from compress.labelling.journal import COMMAND_FILES, ERROR, TOKENS, Journal, fields_of
 from compress.progress import Notify, advancing, message, silent
 from compress.settings import LABELLED_TASKS, Labelling
 from compress.tasks import task_named, task_of
@@ -28,7 +28,7 @@ from serve.bundle.cpu import available_cores
 from serve.errors import BadInput
 from serve.files import JSON_LINES, output
 from serve.options import rule_faults
-from serve.wording import one_of
+from serve.wording import all_of, one_of
 
 if TYPE_CHECKING:
     from compress.models.answering import AnsweringModel
@@ -75,18 +75,27 @@ def label(settings: Labelling, notify: Notify = silent) -> dict[str, Any]:
     texts = list(dict.fromkeys(found))
     if len(texts) < len(found):
         message(notify, f"{len(found) - len(texts):,} of {len(found):,} texts are repetitions, and asked about once.")
-    lineage = teacher.lineage | {"task": teacher.task.name, "texts": examples_fingerprint(texts)}
+    lineage = teacher.lineage | {"task": teacher.task.name}
     asked = RequestCounts()
     with Journal(out, texts, lineage) as journal:
         missing = journal.missing
         before = len(texts) - len(missing)
         if before:
-            message(notify, f"{before:,} of {len(texts):,} texts were answered before.")
+            line = f"{before:,} of {len(texts):,} texts were answered before"
+            if journal.changed:
+                line = f"warning: {line} {all_of(journal.changed)} changed; these answers stay"
+            elif settings.command:
+                line += f", and are not asked about again; if its rules changed, remove {out} to ask anew"
+            message(notify, f"{line}.")
         if missing:
             with advancing(notify, "label") as shown:
                 for answers in _asked(teacher, settings, texts, missing, asked, fresh=not before):
                     journal.add(answers)
                     shown(len(journal.rows), len(texts))
+        if settings.command:  # a file that changed meanwhile is one that the command writes, such as a log
+            journal.lineage[COMMAND_FILES] = dict(
+                teacher.lineage[COMMAND_FILES].items() & files_of(settings.command).items()
+            )
         told = journal.finish()
     prices = settings.prompt_price * told["prompt_tokens"] + settings.completion_price * told["completion_tokens"]
     sent = {"requests": asked.requests, "retries": asked.retries}
@@ -96,6 +105,7 @@ def label(settings: Labelling, notify: Notify = silent) -> dict[str, Any]:
         "task": teacher.task.name,
         "texts": len(texts),
         "texts_before": before,
+        "max_unanswered": settings.max_unanswered,
     }
     return document | told | sent | {"cost": round(prices / 1e6, 6)}
 
@@ -156,8 +166,8 @@ def _fault_of(example: Example, fields: dict[str, Any], *, task: Task, labels: S
         answer = answer_in(fields | fields_of(example), task)
     except UnicodeEncodeError:
         return "it holds half of a surrogate pair, which is not a character"
-    except ValueError as reason:
-        return str(reason)
+    except (ValueError, RecursionError) as reason:
+        return "it is nested too deeply" if isinstance(reason, RecursionError) else str(reason)
     if answer is None:
         return f"it has none of the fields of an answer: {', '.join(fields) or 'it is empty'}"
     strange = sorted(named_in(answer) - set(labels)) if labels else []
@@ -185,7 +195,8 @@ def _opened(settings: Labelling) -> _Teacher:
     if settings.command:
         # The command may hold a password.
         hashed = hashlib.sha256(settings.command.encode()).hexdigest()
-        lineage = {"command_sha256": hashed, "labels": list(settings.label)}
+        files = files_of(settings.command)
+        lineage = {"command_sha256": hashed, "labels": list(settings.label), COMMAND_FILES: files}
         return _Teacher(settings.command, task, settings.label, lineage)
     key = os.environ.get(settings.key_variable, "").strip()
     faults = [
@@ -196,12 +207,7 @@ def _opened(settings: Labelling) -> _Teacher:
         ),
         *([] if settings.model else ["--model is needed: the name of a model that the endpoint serves"]),
         *([] if settings.label else ["--label is needed, once for each label"]),
-        *(["--with-url needs http:// or https://"] if urlsplit(settings.url).scheme not in ("http", "https") else []),
-        *(
-            ["--with-url holds a user or a password; set the key in --key-variable"]
-            if "@" in urlsplit(settings.url).netloc
-            else []
-        ),
+        *_url_faults(settings.url),
     ]
     if faults:
         raise BadInput(". ".join(faults) + ".")
@@ -218,6 +224,21 @@ def _opened(settings: Labelling) -> _Teacher:
         {"url": endpoint.url, "model": settings.model, "prompt": system, "multi_label": task.multi_label},
         endpoint=endpoint,
     )
+
+
+def _url_faults(url: str) -> list[str]:
+    import httpx
+
+    try:
+        parts = urlsplit(url)
+        host = parts.port != 0 and httpx.URL(url).host
+    except (ValueError, httpx.InvalidURL) as error:
+        return [f"--with-url is no address ({error}). Give one such as http://localhost:8080/v1"]
+    faults = {
+        "--with-url needs http:// or https:// and a host": parts.scheme not in ("http", "https") or not host,
+        "--with-url holds a user or a password; set the key in --key-variable": "@" in parts.netloc,
+    }
+    return [fault for fault, holds in faults.items() if holds]
 
 
 def _opened_model(settings: Labelling) -> _Teacher:

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from compress.settings import Labelling
+from serve.errors import GateMissed
 from serve.options import make
+from serve.wording import counted
 from stillroom.console import result, say, show
 from stillroom.verb import Document, Verb, ourselves
 
@@ -42,13 +44,25 @@ def show_labelled(document: Document) -> None:
             f"and {document['completion_tokens']:,} of answers in all{cost}"
         )
     if document["unanswered"]:
-        say(
-            f"{document['unanswered']:,} texts have an error in place of an answer; the same command asks about them again."
-        )
+        unanswered = counted(document["unanswered"], "text has", "texts have")
+        say(f"{unanswered} an error in place of an answer; the same command asks again.")
     result(f"Answers {document['out']}")
     say(
         f"Next    {ourselves()} finetune --model ... --task {document['task']} --data ... --teacher-labels {document['out']} --out ..."
     )
+
+
+def check_unanswered(document: Document) -> None:
+    """Compares the texts without an answer with the share of them that may have none.
+
+    Raises:
+        GateMissed: they are more. The file is written.
+    """
+    if document["unanswered"] > document["max_unanswered"] * document["texts"]:
+        raise GateMissed(
+            f"{document['unanswered']:,} of {document['texts']:,} texts have no answer, more than the share of --max-unanswered "
+            f"{document['max_unanswered']:g}. Their rows in {document['out']} say why; the same command asks about them again."
+        )
 
 
 VERB = Verb(
@@ -57,6 +71,7 @@ VERB = Verb(
     Labelling,
     help=__doc__,
     show=show_labelled,
+    then=check_unanswered,
     examples=(
         "stillroom label --with my_deberta --input my-data/train.jsonl \\\n      --input more.txt --out answers.jsonl",
         "stillroom label --with-url http://localhost:8080/v1 --model qwen3 \\\n"

@@ -168,7 +168,8 @@ def test_an_xlm_roberta_of_eight_languages_is_trimmed_to_three(tmp_path: Path) -
     trimmed = face.run(**settings, keep_words_of=[str(data / "test.jsonl")])
     told = json.loads((tmp_path / "ner" / "report.json").read_text())["vocabulary"]
     assert told["kept"] < 0.6 * told["tokens"]
-    assert told["texts_split_otherwise"] == told["unknown"] == 0
+    # No word of test fell out, and so no answer to it changed.
+    assert trimmed["fp32"] == pytest.approx(trimmed["student"], abs=1e-9)
     assert trimmed["fp32"] > 0.5
     opened = XLMRobertaForTokenClassification.from_pretrained(tmp_path / "ner")
     assert len(opened.roberta.embeddings.word_embeddings.weight) == told["kept"]

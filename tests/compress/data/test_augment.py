@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-from small_task import make_teacher
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from compress.data import augment
@@ -14,8 +13,8 @@ from serve.text.tokenizer import load_tokenizer
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return load_tokenizer(make_teacher(tmp_path_factory.mktemp("augment") / "tiny"), 8)
+def tokenizer(tokenizer_folder: Path) -> Tokenizer:
+    return load_tokenizer(tokenizer_folder, 8)
 
 
 @pytest.fixture(scope="module")

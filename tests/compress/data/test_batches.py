@@ -1,24 +1,26 @@
 """Text to rows and back, on a real tokenizer."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from data_files import TEXT, TOKENS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_task import make_teacher
 
 from compress.data.batches import collate, rows_of
-from compress.data.encoded import IGNORED
+from compress.data.encoded import IGNORED, Encoded
 from compress.data.examples import Entity, Example
-from compress.evaluation.metrics import ENTITY_F1, MICRO_F1
+from compress.evaluation.metrics import ENTITY_F1, MICRO_F1, Prediction
 from compress.evaluation.predictions import row_logits
-from compress.tasks import TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
 from serve.text.labels import bio_tags
 from serve.text.tokenizer import load_tokenizer
 
 TAGS = bio_tags(["city", "item"])
+MULTI_LABEL = TEXT.with_multi_label(True)
 TEXTS = [
     Example("send the kettle to São Paulo 🚚 now", entities=(Entity(9, 15, "item"), Entity(19, 28, "city"))),
     Example("Ghent\tTurin\r\nBasel", entities=(Entity(0, 5, "city"), Entity(6, 11, "city"), Entity(13, 18, "city"))),
@@ -27,19 +29,33 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_teacher(tmp_path_factory.mktemp("tasks") / "tiny")
-
-
 def one_hot(targets: np.ndarray) -> np.ndarray:
     return np.eye(len(TAGS))[targets] * 10
 
 
-def test_the_targets_say_the_entities_that_they_came_from(folder: Path) -> None:
-    encoded = TOKEN_CLASSIFICATION.encode(TEXTS, load_tokenizer(folder, 64), TAGS)
-    said = encoded.task.predictions(encoded, [one_hot(targets) for targets in encoded.targets])
-    assert said == [TOKEN_CLASSIFICATION.gold_of(example) for example in TEXTS]
+def said(encoded: Encoded, logits: list[np.ndarray]) -> list[Prediction]:
+    return list(encoded.task.predictions(encoded, logits))
+
+
+@pytest.fixture(scope="module")
+def encode(tokenizer_folder: Path) -> Callable[..., Encoded]:
+    """Encodes examples of a task, of entities by default."""
+
+    def made(
+        examples: Sequence[Example], task: Any = TOKENS, names: Sequence[str] = TAGS, longest: int = 64
+    ) -> Encoded:
+        return task.encode(examples, load_tokenizer(tokenizer_folder, longest), names)  # type: ignore[no-any-return]
+
+    return made
+
+
+Encode = Callable[..., Encoded]
+
+
+def test_the_targets_say_the_entities_that_they_came_from(encode: Encode) -> None:
+    encoded = encode(TEXTS)
+    found = said(encoded, [one_hot(targets) for targets in encoded.targets])
+    assert found == [TOKENS.gold_of(example) for example in TEXTS]
 
 
 words = st.lists(
@@ -51,39 +67,34 @@ words = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(words, st.data())
-def test_entities_on_word_borders_survive_the_round_trip(folder: Path, parts: list[str], data: st.DataObject) -> None:
+def test_entities_on_word_borders_survive_the_round_trip(encode: Encode, parts: list[str], data: st.DataObject) -> None:
     text = " ".join(parts)
     ends = np.cumsum([len(part) + 1 for part in parts]) - 1
     starts = [0, *(ends[:-1] + 1)]
     labels = data.draw(st.lists(st.sampled_from(["", "city", "item"]), min_size=len(parts), max_size=len(parts)))
     entities = tuple(Entity(int(s), int(e), label) for s, e, label in zip(starts, ends, labels, strict=True) if label)
     example = Example(text, entities=entities)
-    encoded = TOKEN_CLASSIFICATION.encode([example], load_tokenizer(folder, 64), TAGS)
-    assert encoded.task.predictions(encoded, [one_hot(encoded.targets[0])]) == [TOKEN_CLASSIFICATION.gold_of(example)]
+    encoded = encode([example])
+    assert said(encoded, [one_hot(encoded.targets[0])]) == [TOKENS.gold_of(example)]
 
 
-def test_labels_that_train_lacks_and_unlabelled_text_carry_no_target(folder: Path) -> None:
-    tokenizer = load_tokenizer(folder, 64)
-    unknown = TOKEN_CLASSIFICATION.encode(
-        [Example("to Oslo", entities=(Entity(3, 7, "planet"),)), Example("to Oslo")], tokenizer, TAGS
-    )
+def test_labels_that_train_lacks_and_unlabelled_text_carry_no_target(encode: Encode) -> None:
+    unknown = encode([Example("to Oslo", entities=(Entity(3, 7, "planet"),)), Example("to Oslo")])
     assert unknown.targets[0].tolist() == [0, IGNORED]
     assert set(unknown.targets[1].tolist()) == {IGNORED}
-    assert TEXT_CLASSIFICATION.encode([Example("x", label="new")], tokenizer, ["old"]).targets[0].tolist() == [IGNORED]
+    assert encode([Example("x", label="new")], TEXT, ["old"]).targets[0].tolist() == [IGNORED]
 
 
-def test_texts_past_the_limit_are_cut_and_counted(folder: Path) -> None:
-    encoded = TOKEN_CLASSIFICATION.encode(
-        [Example("kettle " * 80, entities=()), TEXTS[3]], load_tokenizer(folder, 16), TAGS
-    )
+def test_texts_past_the_limit_are_cut_and_counted(encode: Encode) -> None:
+    encoded = encode([Example("kettle " * 80, entities=()), TEXTS[3]], longest=16)
     assert (encoded.truncated, len(encoded.ids[0])) == (1, 16)
 
 
-def test_logits_are_those_of_each_text_alone_whatever_its_batch(folder: Path) -> None:
+def test_logits_are_those_of_each_text_alone_whatever_its_batch(encode: Encode, tiny_teacher: Path) -> None:
     from transformers import AutoModelForTokenClassification
 
-    model = AutoModelForTokenClassification.from_pretrained(folder, num_labels=len(TAGS)).eval()
-    encoded = TOKEN_CLASSIFICATION.encode(TEXTS * 3, load_tokenizer(folder, 64), TAGS)
+    model = AutoModelForTokenClassification.from_pretrained(tiny_teacher, num_labels=len(TAGS)).eval()
+    encoded = encode(TEXTS * 3)
     together = row_logits(model, encoded)
     with torch.no_grad():
         for i, rows in enumerate(together):
@@ -91,39 +102,32 @@ def test_logits_are_those_of_each_text_alone_whatever_its_batch(folder: Path) ->
             np.testing.assert_allclose(rows, alone, atol=1e-5)
 
 
-def test_chance_is_compared_with_constant_answers(folder: Path) -> None:
-    encoded = TOKEN_CLASSIFICATION.encode(TEXTS[1:2], load_tokenizer(folder, 64), TAGS)
-    gold = [TOKEN_CLASSIFICATION.gold_of(example) for example in TEXTS[1:2]]
+def test_chance_is_compared_with_constant_answers(encode: Encode) -> None:
+    encoded = encode(TEXTS[1:2])
+    gold = [TOKENS.gold_of(example) for example in TEXTS[1:2]]
     constant = list(encoded.task.constant_predictions(encoded))
     assert constant[0] == gold  # every word a city happens to be right here
     assert ENTITY_F1.chance(gold, [frozenset()], constant) == 1.0
 
 
-def test_lists_of_labels_survive_the_round_trip_and_are_matched_by_constant_answers(folder: Path) -> None:
+def test_lists_of_labels_survive_the_round_trip_and_are_matched_by_constant_answers(encode: Encode) -> None:
     names = ["city", "item", "price"]
-    examples = [
-        Example("to Oslo", label=("city",)),
-        Example("no", label=()),
-        Example("a lamp to Oslo", label=("city", "item")),
-    ]
-    encoded = TEXT_CLASSIFICATION.with_multi_label(True).encode(examples, load_tokenizer(folder, 64), names)
-    gold = [TEXT_CLASSIFICATION.gold_of(example) for example in examples]
-    assert encoded.task.predictions(encoded, [targets * 10 - 5 for targets in encoded.targets]) == gold
-    unknown = TEXT_CLASSIFICATION.with_multi_label(True).encode(
-        [Example("to Oslo", label=("city", "planet")), Example("to Oslo")], load_tokenizer(folder, 64), names
-    )
+    labels = {"to Oslo": ("city",), "no": (), "a lamp to Oslo": ("city", "item")}
+    examples = [Example(text, label=label) for text, label in labels.items()]
+    encoded = encode(examples, MULTI_LABEL, names)
+    gold = [TEXT.gold_of(example) for example in examples]
+    assert said(encoded, [targets * 10 - 5 for targets in encoded.targets]) == gold
+    unknown = encode([Example("to Oslo", label=("city", "planet")), Example("to Oslo")], MULTI_LABEL, names)
     assert [targets.tolist() for targets in unknown.targets] == [[[1, 0, 0]], [[IGNORED] * 3]]
     both = collate(encoded + unknown, [3, 4, 0])
     assert both.targets.tolist() == [[1, 0, 0], [IGNORED] * 3, [1, 0, 0]]
-    constant = [said[0] for said in encoded.task.constant_predictions(encoded)]
+    constant = [answers[0] for answers in encoded.task.constant_predictions(encoded)]
     assert constant == [{"city"}, {"city", "item"}, {"city", "item", "price"}]
     # Of the three labels that there are, {city} for all finds two and says one that is not there.
     level = MICRO_F1.chance(gold, [frozenset()] * 3, encoded.task.constant_predictions(encoded))
     assert level == pytest.approx(2 * 2 / (3 + 3))
 
 
-def test_a_logit_of_nothing_is_no_label(folder: Path) -> None:
-    encoded = TEXT_CLASSIFICATION.with_multi_label(True).encode(
-        [Example("x")], load_tokenizer(folder, 64), ["a", "b", "c"]
-    )
-    assert encoded.task.predictions(encoded, [np.array([[0.0, 1e-6, -1e-6]], dtype=np.float32)]) == [{"b"}]
+def test_a_logit_of_0_is_no_label(encode: Encode) -> None:
+    encoded = encode([Example("x")], MULTI_LABEL, ["a", "b", "c"])
+    assert said(encoded, [np.array([[0.0, 1e-6, -1e-6]], dtype=np.float32)]) == [{"b"}]

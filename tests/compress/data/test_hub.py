@@ -225,6 +225,7 @@ def test_revisions_are_read_with_the_token_of_the_environment(
     assert "(the Hub has none of that name that you may read)" in unknown
     assert hub.asked[0] == "/api/datasets/some/messages/revision/v9"
     assert {"/api/datasets/some/messages/revision/v1", "/api/models/some/teacher/revision/v1"} <= {*hub.asked}
+    assert not {"/api/datasets/some/messages", "/api/models/some/teacher"} & {*hub.asked}  # of no revision
     assert not any(path.endswith("/revision/main") for path in hub.asked)
     assert hub.asked.count("/api/models/nosuch") == 1
     assert hub.tokens == {"Bearer hf_mine"}

@@ -7,7 +7,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from data_files import lines_of, written
-from small_task import make_tokenizer
 from tokenizers import Tokenizer
 
 from compress.data.examples import Example, examples_fingerprint
@@ -58,10 +57,8 @@ def test_every_form_of_a_file_gives_the_same_questions(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    make_tokenizer(folder)
-    return load_tokenizer(folder, 24)
+def tokenizer(tokenizer_folder: Path) -> Tokenizer:
+    return load_tokenizer(tokenizer_folder, 24)
 
 
 def test_each_window_has_its_own_target_and_one_without_the_answer_has_none(tokenizer: Tokenizer) -> None:

@@ -51,6 +51,8 @@ ANA: Read = [("ana in", [("ana", "x")]), ("in", [])]
         ("#vote\tEVENT\nnow\tO\n", [("#vote now", [("#vote", "EVENT")])]),
         ("# NN B-tag\n1 CD I-tag\n\nwe PR O\n# NN O\n", [("# 1", [("# 1", "tag")]), ("we #", [])]),
         ("#home\tplace\nis\tO\n\nwe\tplace\n", [("#home is", [("#home", "place")]), ("we", [("we", "place")])]),
+        ("# SYM\n1 CD\n\nitem NN\n# SYM\n", [("# 1", [("#", "SYM"), ("1", "CD")]), ("item #", [("item", "NN"), ("#", "SYM")])]),
+        ("#\tsym\n1\tnum\n\nb\tnoun\n#\tsym\n", [("# 1", [("#", "sym"), ("1", "num")]), ("b #", [("b", "noun"), ("#", "sym")])]),
         ("# X SYM\n1 X CD\n", [("# 1", [("#", "SYM"), ("1", "CD")])]),
         ("item noun\n# sym\n2 num\n", [("item # 2", [("item", "noun"), ("#", "sym"), ("2", "num")])]),
         # One word alone, of another form than tags, is a comment.
@@ -63,7 +65,7 @@ ANA: Read = [("ana in", [("ana", "x")]), ("in", [])]
         ("Ana NN B-NP name\nlives VB B-VP O\n", [("Ana lives", [("Ana", "name")])]),
         ("Ana (NP*) NNP\nis * VB\n", [("Ana is", [("Ana", "NNP"), ("is", "VB")])]),
         ("Ana (PERSON*\nKovac *)\nis *\nOslo (GPE)\n", [("Ana Kovac is Oslo", [("Ana Kovac", "PERSON"), ("Oslo", "GPE")])]),
-        ("Oslo (GPE*)\nNew (GPE*\nCity *)\n", [("Oslo New City", [("Oslo", "GPE"), ("New City", "GPE")])]),
+        ("Oslo (GPE*)\nNew (GPE*\nYork *\nCity *)\n", [("Oslo New York City", [("Oslo", "GPE"), ("New York City", "GPE")])]),
         ("Ana (PERSON)\nis *\n", [("Ana is", [("Ana", "PERSON")])]),
         # A first line with a tag names no columns.
         ("Word B-entity\nis O\n", [("Word is", [("Word", "entity")])]),

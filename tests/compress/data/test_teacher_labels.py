@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from repository import ROOT
-from small_task import make_tokenizer, write_rows
+from small_task import write_rows
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from compress.data.align_labels import WordAnswer, align_labels
@@ -31,10 +31,8 @@ CLASSES, TAGS = ("praise", "refund", "status"), bio_tags(["city", "item"])
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    make_tokenizer(folder)
-    return load_tokenizer(folder, 64)
+def tokenizer(tokenizer_folder: Path) -> Tokenizer:
+    return load_tokenizer(tokenizer_folder, 64)
 
 
 def read(tmp_path: Path, rows: list[dict[str, Any]], task: Task = TEXT_CLASSIFICATION) -> TeacherLabels:

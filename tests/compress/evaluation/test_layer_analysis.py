@@ -1,12 +1,21 @@
-"""Which spans are clustered, their vectors, and how far clusters agree with labels."""
+"""Which spans are clustered, their vectors, how far clusters agree with labels; and the divergence of attentions, in float64 by numpy."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
-from small_task import make_tokenizer
+import torch
 from tokenizers import Encoding, Tokenizer
 
 from compress.data.examples import Entity, Example
-from compress.evaluation.layer_analysis import UNLABELLED, choose_spans, cluster_agreement, span_vectors
+from compress.evaluation.layer_analysis import (
+    UNLABELLED,
+    choose_spans,
+    cluster_agreement,
+    divergence,
+    mean_divergence,
+    span_vectors,
+)
 from serve.text.tokenizer import load_tokenizer
 
 TEXTS = [
@@ -16,10 +25,8 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    make_tokenizer(folder)
-    return load_tokenizer(folder, 32)
+def tokenizer(tokenizer_folder: Path) -> Tokenizer:
+    return load_tokenizer(tokenizer_folder, 32)
 
 
 def encodings(examples: list[Example], tokenizer: Tokenizer) -> list[Encoding]:
@@ -75,3 +82,43 @@ def test_a_seed_gives_the_same_clusters_again_and_another_seed_may_not() -> None
     found = [cluster_agreement(noise, labels, seed) for seed in (0, 0, 1, 2, 3)]
     assert found[0] == found[1]
     assert len(set(found)) > 1
+
+
+def attention(heads: int, tokens: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (3 * torch.randn(heads, tokens, tokens, generator=generator)).softmax(dim=-1)
+
+
+def by_hand(teacher: np.ndarray, student: np.ndarray) -> float:
+    """The mean over queries of the sum over keys, one number after another."""
+    total = 0.0
+    for theirs, ours in zip(teacher, student, strict=True):
+        total += sum(float(p) * float(np.log(np.float64(p) / np.float64(q))) for p, q in zip(theirs, ours, strict=True))
+    return total / len(teacher)
+
+
+def test_each_head_has_the_divergence_of_the_formula() -> None:
+    teacher, student = attention(3, 7, seed=0), attention(3, 7, seed=1)
+    expected = [by_hand(a, b) for a, b in zip(teacher.double().numpy(), student.double().numpy(), strict=True)]
+    assert divergence(teacher, student).tolist() == pytest.approx(expected, rel=1e-12)
+    # The teacher's attention is the distribution that is expected: the two directions differ.
+    assert divergence(student, teacher).tolist() != pytest.approx(expected, rel=1e-3)
+
+
+def test_heads_are_averaged_before_models_with_other_numbers_of_heads_are_compared() -> None:
+    teacher, student = attention(4, 5, seed=2), attention(3, 5, seed=3)
+    expected = by_hand(teacher.double().numpy().mean(axis=0), student.double().numpy().mean(axis=0))
+    assert mean_divergence(teacher, student) == pytest.approx(expected, rel=1e-12)
+    assert mean_divergence(teacher, teacher[[2, 0, 3, 1]]) == pytest.approx(0, abs=1e-15)
+
+
+def test_an_attention_is_at_no_distance_from_itself() -> None:
+    same = attention(2, 6, seed=4)
+    assert divergence(same, same).tolist() == [0, 0]
+
+
+def test_a_key_without_attention_counts_0_in_the_teacher_and_is_finite_in_the_student() -> None:
+    none, half = torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[0.5, 0.5]]])
+    assert divergence(none, half).item() == pytest.approx(np.log(2))
+    least = float(torch.finfo(torch.float32).tiny)
+    assert divergence(half, none).item() == pytest.approx(0.5 * np.log(0.5) + 0.5 * np.log(0.5 / least))

@@ -4,11 +4,9 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lookup_bundles import city_table, write_bundle
-from small_task import make_tokenizer
 
 import stillroom
 from compress.data.encoded import Encoded
@@ -47,13 +45,6 @@ def conlleval(tags: list[str]) -> set[tuple[int, int, str]]:
         elif tag[0] == "I":
             found[-1] = (found[-1][0], at, tag[2:])
     return {*found}
-
-
-@pytest.fixture(scope="module")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    make_tokenizer(folder)
-    return folder
 
 
 @given(words=st.lists(WORDS, min_size=1, max_size=8), seed=st.integers(0, 2**31))

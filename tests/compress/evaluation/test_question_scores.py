@@ -16,23 +16,7 @@ from compress.evaluation.questions import ANSWER_F1, Said, best_answer_from, exa
 from compress.evaluation.questions import given as answered
 from compress.tasks import QUESTION_ANSWERING
 
-WORDS = [
-    "the",
-    "a",
-    "An",
-    "Rome",
-    "rome,",
-    "1,000",
-    "U.S.",
-    "--",
-    "fast",
-    "Fast!",
-    "new york",
-    "then",
-    "",
-    "théâtre",
-    "«oui»",
-]
+WORDS = ["the", "a", "An", "Rome", "rome,", "1,000", "U.S.", "--", "fast", "Fast!", "new york", "then", "", "théâtre", "«oui»"]  # fmt: skip
 
 
 def theirs(gold: str, said: str) -> tuple[float, float]:

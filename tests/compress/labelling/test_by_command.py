@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from small_task import examples, write_rows
 import stillroom as face
 from compress.tasks import TEXT_CLASSIFICATION
 from serve.errors import BadInput
+from stillroom.cli.main import app, guarded
 
 # Answers with the label of the frame; what it does besides is put in its place.
 RULES = """
@@ -162,6 +164,9 @@ def test_a_useless_command_is_refused_at_once(tmp_path: Path, inserted: str, mes
 def test_missing_commands_and_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="cannot be started"):
         label(tmp_path, str(tmp_path / "nothing here"))
+    for empty, message in ((" ", "names no program"), ("'", "No closing quotation")):
+        with pytest.raises(BadInput, match=message):
+            label(tmp_path, empty)
     texts = write_rows(tmp_path / "texts.jsonl", examples(3, seed=3))
     with pytest.raises(BadInput, match="--task is needed"):
         face.label([texts], tmp_path / "out.jsonl", command="true")
@@ -195,3 +200,160 @@ def test_a_command_ends_with_its_caller_and_with_what_it_has_started(tmp_path: P
         for child in left:
             child.kill()
         assert not left
+
+
+Lines = list[bytes]
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        lambda lines: lines[1:],
+        lambda lines: lines[:5] + lines[6:],
+        lambda lines: lines[::-1],
+        lambda lines: [line.replace(b"\n", b"\r\n") for line in lines],
+        lambda lines: [b"\xef\xbb\xbf" + lines[0], b"\n", *lines[1:-1], lines[-1].strip()],
+        lambda lines: [lines[0], *lines],
+        lambda lines: [json.dumps({"text": json.loads(lines[0])["text"], "label": None}).encode() + b"\n", *lines[1:]],
+    ],
+)
+def test_a_finished_file_that_was_edited_gets_each_text_once_with_its_own_answer(
+    tmp_path: Path, edited: Callable[[Lines], Lines]
+) -> None:
+    given = command(tmp_path)
+    label(tmp_path, given, count=12)
+    out = tmp_path / "out.jsonl"
+    whole = out.read_bytes()
+    out.write_bytes(b"".join(edited(whole.splitlines(keepends=True))))
+    label(tmp_path, given, count=12)
+    assert out.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (b'{"text"', b'"text"', r"out.jsonl, line 1: is no JSON object with a `text`"),
+        (b'{"text"', b'{"texts"', r"out.jsonl, line 1: is no JSON object with a `text`"),
+        (b'{"text"', b"[" * 100_000, r"out.jsonl, line 1: is no JSON object with a `text`"),
+        (b'"label"', b'"paid_tokens":"many","label"', r"out.jsonl, line 1: is no JSON object with a `text`, or its `paid_tokens`"),
+        (b'{"text":"', b'{"text":"Oh, ', r"holds other answers than these: 1 text that no --input has, the first in line 1"),
+        (b"{", b'{"text":"TEXT","label":"other"}\n{', r"out.jsonl, line 2: answers a text otherwise than a line above"),
+    ],
+)  # fmt: skip
+def test_an_edited_row_that_cannot_be_taken_is_refused_and_the_file_stays(
+    tmp_path: Path, old: bytes, new: bytes, message: str
+) -> None:
+    given = command(tmp_path)
+    _, (row, *_) = label(tmp_path, given, count=12)
+    out = tmp_path / "out.jsonl"
+    out.write_bytes(edited := out.read_bytes().replace(old, new.replace(b"TEXT", row["text"].encode()), 1))
+    with pytest.raises(BadInput, match=message):
+        label(tmp_path, given, count=12)
+    assert out.read_bytes() == edited
+    assert not (tmp_path / "out.jsonl.part").exists()
+
+
+def test_answers_are_kept_when_texts_are_added_to_the_input(tmp_path: Path) -> None:
+    given = command(tmp_path)
+    label(tmp_path, given, count=12)
+    document, rows = label(tmp_path, given, count=15)
+    assert (document["texts_before"], document["texts"]) == (12, 15)
+    assert right(rows)
+
+
+def test_an_unfinished_file_goes_on_by_its_texts_and_not_by_the_numbers_of_earlier_versions(tmp_path: Path) -> None:
+    given = command(tmp_path)
+    label(tmp_path, given, count=12)
+    out, part = tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
+    lineage = json.loads((tmp_path / "out.jsonl.lineage.json").read_text())
+    (tmp_path / "out.jsonl.lineage.json").write_text(json.dumps(lineage | {"texts": "of an earlier version"}))
+    lines = out.read_bytes().splitlines(keepends=True)
+    part.write_bytes(b"".join(b"%d\t%b" % (number, line) for number, line in enumerate(lines[6:])))
+    out.unlink()
+    document, rows = label(tmp_path, given, count=12)
+    assert document["texts_before"] == 6
+    assert right(rows)
+    part.write_bytes(out.read_bytes())
+    out.unlink()
+    with pytest.raises(
+        BadInput, match=r"out.jsonl.part exists, and holds other answers"
+    ):  # it is asked for something else
+        label(tmp_path, given, count=12, label=["refund", "status", "praise"])
+    assert part.exists()
+
+
+@pytest.mark.parametrize(
+    "named", ["{python} {script}", "sh -c '{python} {script}'", "{python} -u tool.py --rules={script}"]
+)
+def test_a_script_that_changed_is_told(tmp_path: Path, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    command(tmp_path)
+    (tmp_path / "tool.py").write_text("import sys\nexec(open(sys.argv[1].partition('=')[2]).read())\n")
+    given = named.format(python=sys.executable, script="rules.py")
+    label(tmp_path, given, count=12)
+    told: list[str] = []
+    monkeypatch.setattr("stillroom.verbs.label.show", lambda event: told.append(event.text))
+    label(tmp_path, given, count=12)
+    assert told == ["12 of 12 texts were answered before, and are not asked about again; if its rules changed, remove "
+                    f"{tmp_path / 'out.jsonl'} to ask anew."]  # fmt: skip
+    command(tmp_path, "answer['note'] = 'new'")
+    for _ in range(2):
+        with pytest.raises(BadInput, match=r"has an answer to every text, given before rules.py changed. Remove it"):
+            label(tmp_path, given, count=12)
+    told.clear()
+    _, rows = label(tmp_path, given, count=15)
+    assert told[0] == "warning: 12 of 15 texts were answered before rules.py changed; these answers stay."
+    assert [row.get("note") for row in rows] == [None] * 12 + ["new"] * 3
+
+
+def test_a_file_that_the_command_writes_is_none_that_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = command(tmp_path, "with open(sys.argv[1], 'a') as log: log.write(text)") + " run.log"
+    (tmp_path / "run.log").write_text("earlier")
+    for count, before in ((12, 0), (12, 12), (15, 12), (15, 15)):
+        document, rows = label(tmp_path, given, count=count)
+        assert document["texts_before"] == before
+        assert right(rows)
+
+
+def test_a_line_nested_too_deeply_costs_its_text(tmp_path: Path) -> None:
+    deep = """if row["id"] in (2, 3):
+    print('{"id": %d, "label": %s%s}' % (row["id"], "[" * 100_000, "]" * 100_000 * (row["id"] - 2)), flush=True)
+    continue"""
+    document, rows = label(tmp_path, command(tmp_path, deep))
+    assert document["unanswered"] == 2
+    assert [row["text"] for row in rows if "error" in row] == [row["text"] for row in rows[2:4]]
+
+
+def test_answers_that_are_printed_with_a_line_that_is_none_are_kept(tmp_path: Path) -> None:
+    log = """held = globals().setdefault("held", [])
+held.append(json.dumps(answer))
+if len(held) == 20:
+    print("\\n".join([*held[:10], "Rate limit reached", *held[10:]]), flush=True)
+    time.sleep(1000)
+continue"""
+    with pytest.raises(BadInput, match="printed 'Rate limit reached', which is not a JSON object"):
+        label(tmp_path, command(tmp_path, log))
+    assert len((tmp_path / "out.jsonl.part").read_text().splitlines()) == 20
+
+
+@pytest.mark.parametrize(
+    ("limit", "code"), [([], 3), (["--max-unanswered", "0.25"], 0), (["--max-unanswered", "0"], 3)]
+)
+def test_texts_without_an_answer_show_in_the_exit_code(
+    tmp_path: Path, limit: list[str], code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    texts = write_rows(tmp_path / "texts.jsonl", examples(20, seed=3))
+    given = command(tmp_path, 'if row["id"] < 5: answer["label"] = "nonsense"')
+    names = [part for name in ("praise", "refund", "status") for part in ("--label", name)]
+    arguments = [
+        "label", "--with-command", given, "--task", "text-classification", *names, "--input", str(texts),
+        "--out", str(tmp_path / "out.jsonl"), "--json", *limit,
+    ]  # fmt: skip
+    assert guarded(lambda: app(arguments)) == code
+    printed = capfd.readouterr()
+    assert json.loads(printed.out)["unanswered"] == 5
+    assert (
+        "5 of 20 texts have no answer, more than the share of --max-unanswered" in " ".join(printed.err.split())
+    ) == (code == 3)
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 20

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loopback import Asked, answer
+from loopback import PAUSE, Asked, answer
 from loopback import serving as loopback_serving
+from patience import PATIENCE_S
 from processes import started
 from repository import ROOT
 from small_task import examples, write_rows
@@ -35,8 +36,8 @@ def label_of(text: str) -> str:
 class Endpoint:
     """A small endpoint of chat completions; `behave(endpoint, text, times)` gives what is said of a text that was asked so often before.
 
-    It is a string (what the model says), or a number (the status), a (status, header) pair, bytes (the whole body), or None, which cuts
-    the connection; or awaits one of these.
+    It is a string (what the model says), or a number (the status), a (status, header) or (status, error) pair, bytes (the whole body), a
+    bytearray (all that is written), or None, which cuts the connection; or awaits one of these.
     """
 
     def __init__(self, behave: Behave) -> None:
@@ -44,13 +45,16 @@ class Endpoint:
         self.asked: Counter[str] = Counter()
         self.messages: list[list[dict[str, str]]] = []
         self.keys: set[str] = set()
+        self.temperatures: dict[str, float | None] = {}
         self.times: list[float] = []
         self.at_once = self.most_at_once = 0
         self.url = ""
 
     async def answer(self, request: Asked) -> bytes | None:
-        messages = json.loads(request.body)["messages"]
+        body = json.loads(request.body)
+        messages = body["messages"]
         text = messages[1]["content"]
+        self.temperatures[text] = body.get("temperature")
         self.messages.append(messages)
         self.keys |= {*re.findall("(?i)authorization: (.*?)\r\n", request.head)}
         self.times.append(time.monotonic())
@@ -62,8 +66,12 @@ class Endpoint:
         if inspect.isawaitable(found):
             found = await found
         self.at_once -= 1
+        if isinstance(found, bytearray):
+            return bytes(found)
         if found is None or isinstance(found, bytes):
             return found and answer(200, found)
+        if isinstance(found, tuple) and isinstance(found[1], dict):
+            return answer(found[0], json.dumps({"error": found[1]}).encode())
         if isinstance(found, int | tuple):
             status, *headers = (found,) if isinstance(found, int) else found
             return answer(status, b"no", *headers)
@@ -172,9 +180,10 @@ def test_a_model_is_told_once_what_was_wrong_with_its_answer(tmp_path: Path) -> 
     ("trouble", "error"),
     [
         (500, "asked 2 times, and the last time: status 500: no"),
+        (400, "status 400: no"),
         (b'{"choices": [{"message": {"content": null}}]}', "the model said nothing of this text"),
     ],
-    ids=["for now", "for good"],
+    ids=["for now", "for good", "without words"],
 )
 def test_a_text_that_is_always_refused_is_asked_again_by_the_next_call(
     tmp_path: Path, trouble: Any, error: str
@@ -228,8 +237,10 @@ def test_no_more_requests_a_minute_than_asked(tmp_path: Path) -> None:
     ("says", "message"),
     [
         (401, "status 401: no"),
+        (403, "status 403: no"),
         (404, "status 404: no"),
         (400, "none of the first 8 answers of small can be used: status 400: no"),
+        (403, "none of the first 8 answers of small can be used: status 403: no"),
         ("It depends.", "can be used: the answer is not JSON: 'It depends.'"),
         (503, "can be used: asked 2 times, and the last time: status 503: no"),
     ],
@@ -255,6 +266,28 @@ def test_settings_that_an_endpoint_needs_are_asked_for_at_once(tmp_path: Path) -
         face.label([texts], tmp_path / "out.jsonl", url="ftp://user:key@host", task="text-classification")
     for fault in ("--model is needed", "--label is needed", "needs http:// or https://", "holds a user or a password"):
         assert fault in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("http://[", "--with-url is no address"),
+        ("http://localhost:99999/v1", "--with-url is no address"),
+        ("http://a\tb/v1", "--with-url is no address"),
+        ("http:///v1", "--with-url needs http:// or https:// and a host"),
+        ("localhost:8080/v1", "--with-url needs http:// or https:// and a host"),
+    ],
+)
+def test_an_address_that_is_none_is_refused_before_anything_is_asked(tmp_path: Path, url: str, message: str) -> None:
+    texts = write_rows(tmp_path / "texts.jsonl", examples(3, seed=3))
+    with pytest.raises(BadInput, match=message):
+        face.label([texts], tmp_path / "out.jsonl", url=url, task="text-classification", label=NAMES, model="small")
+
+
+def test_a_proxy_that_cannot_be_used_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "garbage://x")
+    with serving(good) as endpoint, pytest.raises(BadInput, match="A proxy is named in the environment"):
+        label(endpoint, tmp_path)
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(2_000, marks=pytest.mark.slow)])
@@ -289,3 +322,130 @@ def test_killed_three_times_no_row_is_lost_or_doubled_and_no_answer_is_asked_for
     again = sum(times - 1 for text, times in endpoint.asked.items())
     own = sum(int(text.rsplit(" ", 1)[1]) % 10 < 7 or int(text.rsplit(" ", 1)[1]) % 100 == 8 for text in endpoint.asked)
     assert own <= again <= own + 3 * 8 + count // 5
+
+
+def refused(status: int, **error: Any) -> tuple[int, dict[str, Any]]:
+    return status, {"message": "It cannot be done.", "type": "x"} | error
+
+
+def test_a_model_that_takes_its_own_temperature_alone_is_asked_without_one(tmp_path: Path) -> None:
+    def own(endpoint: Endpoint, text: str, times: int) -> Any:
+        if endpoint.temperatures[text] is not None:
+            return refused(400, param="temperature", code="unsupported_value")
+        return good(endpoint, text, times)
+
+    with serving(own) as endpoint:
+        document = label(endpoint, tmp_path, concurrency=2)
+    assert right(rows(tmp_path))
+    assert document["requests"] <= 40 + 2  # those that were under way
+
+    def echoes(endpoint: Endpoint, text: str, times: int) -> Any:
+        return (
+            refused(400, message=f"{text}: the temperature is hot")
+            if text.endswith("03")
+            else good(endpoint, text, times)
+        )
+
+    with serving(echoes) as endpoint:
+        document = label(endpoint, tmp_path / "echoes")
+    assert document["unanswered"] == 1
+    assert [text for text, given in endpoint.temperatures.items() if given != 0] == [examples(4, seed=3)[3]["text"]]
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        401,
+        402,
+        403,
+        refused(429, type="insufficient_quota", code="insufficient_quota"),
+        refused(429, code="insufficient_quota"),
+        refused(400, code="billing_not_active"),
+        refused(503, type="exceeded_current_quota_error"),
+    ],
+)
+def test_an_account_that_is_refused_ends_the_call_at_once_and_every_answer_is_kept(
+    tmp_path: Path, refusal: Any
+) -> None:
+    answered: list[str] = []
+
+    async def used_up(endpoint: Endpoint, text: str, times: int) -> Any:
+        if endpoint.asked.total() > 60:
+            return refusal
+        await asyncio.sleep(
+            0.3 if endpoint.asked.total() > 40 else 0
+        )  # so that these are under way when the first is refused
+        answered.append(text)
+        return good(endpoint, text, times)
+
+    with serving(used_up) as endpoint, pytest.raises(BadInput, match=r"status 4|status 503") as told:
+        label(endpoint, tmp_path, count=200, concurrency=32, timeout_s=PATIENCE_S)
+    assert "What was answered is kept: give the same command again" in str(told.value)
+    assert endpoint.asked.total() <= 60 + 32
+    kept = [json.loads(line)["text"] for line in (tmp_path / "out.jsonl.part").read_text().splitlines()]
+    assert sorted(kept) == sorted(answered)
+
+
+def test_a_limit_of_the_minute_is_waited_for(tmp_path: Path) -> None:
+    def limited(endpoint: Endpoint, text: str, times: int) -> Any:
+        return (
+            good(endpoint, text, times) if times else refused(429, type="rate_limit_error", code="rate_limit_exceeded")
+        )
+
+    with serving(limited) as endpoint:
+        assert label(endpoint, tmp_path, count=8)["unanswered"] == 0
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [HEAD + b"content-length: 1000\r\n\r\n", *[b" "] * 1_000],
+        [HEAD, *[b"x-slow: 1\r\n"] * 1_000, b"content-length: 0\r\n\r\n"],
+    ],
+)
+def test_the_whole_answer_must_come_in_time(tmp_path: Path, pieces: list[bytes]) -> None:
+    def slow(endpoint: Endpoint, text: str, times: int) -> Any:
+        return bytearray(PAUSE.join(pieces)) if text.endswith("03") else good(endpoint, text, times)
+
+    with serving(slow) as endpoint:
+        document = label(endpoint, tmp_path, timeout_s=2.0, retries=0)
+    found = rows(tmp_path)
+    assert found[3]["error"] == "asked 1 times, and the last time: no whole answer came in 2 s (--timeout-s)"
+    assert document["unanswered"] == 1
+
+
+def said(content: Any, **usage: Any) -> bytes:
+    return json.dumps({"choices": [{"message": {"content": content}}], "usage": usage}).encode()
+
+
+ODD: dict[str, Any] = {
+    "00": '{"label": ' + "[" * 100_000,
+    "01": '{"label": ' * 100_000,
+    "02": '{"label": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    "03": b"[" * 100_000,
+    "04": '{"label": "\ud800"}',
+    "05": '{"label": ' + "9" * 5_000 + "}",
+    "06": "<think>" * 20_000,
+    "07": b'{"choices": [{"message": {"content": 3}}], "usage": {"prompt_tokens": 1e999}}',
+    "08": "{" * 100_000,
+    "09": '{"' * 100_000,
+}
+"""What is said of the texts whose number ends so."""
+
+
+def test_an_answer_of_any_form_costs_no_more_than_its_text(tmp_path: Path) -> None:
+    def odd(endpoint: Endpoint, text: str, times: int) -> Any:
+        if text[-2:] == "10":
+            return said([{"type": "thinking", "thinking": []}, {"type": "text", "text": good(endpoint, text, times)}])
+        if text[-2:] == "11":
+            return said(good(endpoint, text, times), prompt_tokens="many", completion_tokens=float("inf"))
+        return ODD.get(text[-2:]) if text[-2:] in ODD else good(endpoint, text, times)
+
+    with serving(odd) as endpoint:
+        document = label(endpoint, tmp_path, retries=0, timeout_s=60.0)
+    found = rows(tmp_path)
+    assert [row["text"][-2:] for row in found if "error" in row] == [*ODD]
+    assert document["unanswered"] == len(ODD)

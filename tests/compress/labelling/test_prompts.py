@@ -81,6 +81,44 @@ def test_labels_are_those_of_the_task(said: str, multi_label: bool, expected: di
         answer_of(said, Example("a"), TEXT_CLASSIFICATION.with_multi_label(multi_label), LABELS)
 
 
+THOUGHT = 'The label {"label": "city"} would be wrong.'
+
+
+@pytest.mark.parametrize(
+    ("said", "fault"),
+    [
+        (f'<think>\n{THOUGHT}\n</think>\n\n{{"label": "item"}}', ""),
+        (f'{THOUGHT}</think>{{"label": "item"}}', ""),  # some templates begin the block themselves
+        (f'<THINK>{THOUGHT}</THINK>```json\n{{"label": "item"}}\n```', ""),
+        (f'<thinking>a <think> {THOUGHT}</thinking>{{"label": "item"}}', ""),
+        (f'<think>a<think>{THOUGHT}</think>{THOUGHT}</think>{{"label": "item"}}', ""),
+        (f'[THINK]{THOUGHT}[/THINK]{{"label": "item"}}', ""),
+        (f'<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant<|channel|>final<|message|>{{"label": "item"}}', ""),
+        (f'{{"label": "item"}}\n<think>{THOUGHT}</think>', ""),
+        ('Here is the answer:\n```json\n{"label": "item"}\n```\nLet me know if you need more!', ""),
+        ('Of the form {"label": "..."}: {"label": "item"}. {Sure}', ""),
+        ('{"label": "item"} and again {"label": "item"}', ""),
+        ('[{"label": "item"}]', ""),
+        ('{"label": "item"} or {"label": "city"}', "the answer has 2 JSON objects that differ"),
+        (f"<think>{THOUGHT}", "the answer is not JSON"),
+        ('{"label": "town", "others": [{"label": "item"}', "the answer is not JSON"),
+        ('{"label": "town", "why": "of {\\"label\\": 1} and', "the answer is not JSON"),
+        ('Sure: {"label": "town"}', "'town' is not one of the labels"),
+    ],
+)  # fmt: skip
+def test_thoughts_and_sentences_around_the_answer_are_read_past(said: str, fault: str) -> None:
+    if fault:
+        with pytest.raises(ValueError, match=fault):
+            answer_of(said, Example("a"), TEXT_CLASSIFICATION, LABELS)
+    else:
+        assert answer_of(said, Example("a"), TEXT_CLASSIFICATION, LABELS) == {"label": "item"}
+
+
+def test_a_tag_of_thoughts_may_stand_in_the_text_itself() -> None:
+    found = entities('{"entities": [{"text": "</think>", "label": "item"}]}', "the tag </think> is one")
+    assert found == [(8, 16, "item")]
+
+
 def test_instructions_name_the_labels_and_texts_are_given_as_they_are_read(tmp_path: Path) -> None:
     for task in (TEXT_CLASSIFICATION, TEXT_CLASSIFICATION.with_multi_label(True), TOKEN_CLASSIFICATION):
         assert "- city\n- item\n" in system_prompt(None, task, LABELS)

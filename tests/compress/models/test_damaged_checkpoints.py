@@ -153,9 +153,6 @@ DAMAGE: dict[str, tuple[Harm, str]] = {
         stated(label2id={"praise": 1, "refund": 0, "status": 2}), "'praise' is label 0 by id2label",
     ),
     "a problem that nobody knows": (stated(problem_type="ranking"), "is 'ranking'"),
-    "positions that transformers does not have": (
-        stated(position_embedding_type="relative_key_query"), "position_embedding_type is relative_key_query",
-    ),
     "no tokenizer": (without("tokenizer.json", "vocab.txt"), "has no tokenizer"),
     # Weights that would change the answers, and are not used.
     "relative positions": (extra(f"{SELF}.distance_embedding.weight"), f"{SELF}.distance_embedding.weight, which {CLASSES}"),
@@ -185,6 +182,12 @@ def test_damage_of_a_checkpoint_is_named_when_it_is_opened(damage: str, checkpoi
     assert said.startswith(f"--teacher {checkpoint}")
     assert says in said
     assert "\n" not in said
+
+
+def test_positions_that_transformers_does_not_have_are_refused(checkpoint: Path) -> None:
+    stated(position_embedding_type="relative_key_query")(checkpoint)
+    with pytest.raises(BadInput, match=r"position_embedding_type is relative_key_query|distance_embedding"):
+        open_model(str(checkpoint))
 
 
 TOKENIZER_DAMAGE: dict[str, tuple[Harm, str]] = {

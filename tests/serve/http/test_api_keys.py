@@ -64,22 +64,11 @@ def test_without_a_right_key_nobody_is_let_in(file: Path, headers: dict[str, str
 
 
 def test_all_lines_that_cannot_be_read_are_told_at_once_and_none_is_quoted(file: Path) -> None:
-    file.write_text(
-        "\n".join(
-            [
-                f"alice {SECRET}",
-                "bob:short",
-                f"ca/rol:{SECRET}",
-                f"dave:{SECRET} rate=0/s",
-                f"erin:{OTHER} concurrency=many",
-                "frank sha256:abc",
-                "grace:sha256:" + "0" * 64,
-                f"heidi:{OTHER}",
-                f"heidi:{SECRET}",
-                f"ivan:{OTHER}",
-            ]
-        )
-    )
+    lines = [
+        f"alice {SECRET}", "bob:short", f"ca/rol:{SECRET}", f"dave:{SECRET} rate=0/s", f"erin:{OTHER} concurrency=many",
+        "frank sha256:abc", "grace:sha256:" + "0" * 64, f"heidi:{OTHER}", f"heidi:{SECRET}", f"ivan:{OTHER}",
+    ]  # fmt: skip
+    file.write_text("\n".join(lines))
     with pytest.raises(BadInput) as caught:
         read_keys(file, {})
     message = caught.value.message

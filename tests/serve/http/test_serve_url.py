@@ -116,6 +116,9 @@ def test_a_front_that_is_replaced_serves_what_the_others_do(store: BundleStore) 
         write_manifest(store.root / "ner", name="cities", max_length=31)
         killed = fronts()[0]
         killed.kill()
+        until(
+            lambda: any("starting another" in line for line in server.log())
+        )  # until then it may be given connections
         restarts = [f'stillroom_front_restarts_total{{front="{front}"}}' for front in (0, 1)]
         until(lambda: sum(map(server.metric, restarts)) == 1)
         until(lambda: len(fronts()) == 2 and killed not in fronts() and digests() == before)
