@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -186,10 +187,14 @@ def test_a_command_ends_with_its_caller_and_with_what_it_has_started(tmp_path: P
     with started([sys.executable, "-c", program], env=environment, stderr=subprocess.DEVNULL) as caller:
         deadline_s = time.monotonic() + PATIENCE_S
         children: list[psutil.Process] = []
-        while sum(child.name() == "sleep" for child in children) < 2 and time.monotonic() < deadline_s:
+        names: list[str] = []
+        # The command, what it has started, and what watches them.
+        while sorted(names) != ["sh", "sh", "sleep", "sleep"] and time.monotonic() < deadline_s:
             time.sleep(0.05)
-            children = psutil.Process(caller.pid).children(recursive=True)
-        assert len(children) >= 4, "the command, what it has started, and what watches them"
+            with suppress(psutil.NoSuchProcess):  # one that has ended meanwhile
+                children = psutil.Process(caller.pid).children(recursive=True)
+                names = [child.name() for child in children]
+        assert len(children) == 4
         caller.send_signal(number)  # to it alone
         left = psutil.wait_procs(children, timeout=PATIENCE_S)[1]
         for child in left:
