@@ -58,7 +58,7 @@ class Metric(ABC):
     fewest_texts: int = 1
     """Of a language, for a score of its own."""
     further: str = ""
-    """What has `further_scores`, as reports name them; empty where there are none."""
+    """The key of `further_scores` in the report of a run; empty: the report has none. `evaluate` prints them whatever it is."""
 
     @abstractmethod
     def rows(self, gold: Answers, predicted: Answers) -> np.ndarray:

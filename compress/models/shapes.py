@@ -116,6 +116,7 @@ def assistants_of(names: Sequence[str], shape: Shape, teacher: Any) -> tuple[Sha
     return (replace(shape, layers=layers),)
 
 
+# `single` learns from the last teacher layer alone, `last` from the last ones, as many as the student has.
 LAYER_MAPS = ("single", "last", "uniform", "uniform-consecutive", "uniform+last", "spread")
 
 

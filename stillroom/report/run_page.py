@@ -98,7 +98,7 @@ class Report(TypedDict, total=False):
 
     title: str
     task: str
-    understood: Mapping[str, object]  # how the inputs were understood, before training
+    understood: Mapping[str, object]  # how the inputs were understood, before training; in report.json alone
     created: str
     machine: MachineFacts
     made: str  # teacher, method, student and data

@@ -14,6 +14,7 @@ from serve.bundle.remote_files import is_url, shown
 from serve.bundle.runtimes import choose
 from serve.errors import BadInput
 from serve.files import FILE_ENDINGS, JSON_LINES, output
+from serve.options import rule_faults
 from serve.tasks import open_bundle, task_of
 from serve.text.answers import AnswerOptions
 from serve.wording import one_of
@@ -60,6 +61,7 @@ def checked(settings: Annotation, opened: contextlib.ExitStack, *, parts: bool) 
         BadInput: all faults of the settings, the bundle and the input.
     """
     faults = Faults()
+    faults.messages += rule_faults(settings)
     faults.messages += _folder_faults(settings) if parts else _file_faults(settings)
     if parts and settings.ray:
         address = settings.ray

@@ -110,8 +110,8 @@ def report_of(
         "recipe": write_recipe(as_given(inputs.recipe, inputs.answering)),
         "lineage": model_report.facts.lineage,
     }
-    shown = ("numbers", "questions", "per_label", "per_language", "disagreeing", "disagreements")
-    document |= {key: scores[key] for key in shown if key in scores}
+    from_scores = ("numbers", "questions", "per_label", "per_language", "disagreeing", "disagreements")
+    document |= {key: scores[key] for key in from_scores if key in scores}
     document |= _vocabulary(folders["student"])
     if inputs.found:
         document["found"] = inputs.found
