@@ -168,7 +168,7 @@ def _cannot_run(candidate: "Candidate", what: str) -> "Iterator[None]":
             raise
         raise BadInput(
             f"candidate {candidate.name!r}: {candidate.path} does not run {what} ({' '.join(str(error).split())[:300]}). Export it for "
-            "any number of texts and tokens, or give --batches and --lengths that it takes, and no --data."
+            "any number of texts and tokens."
         ) from error
 
 
