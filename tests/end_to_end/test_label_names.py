@@ -150,7 +150,6 @@ def test_a_teachers_tags_are_learned_as_they_are_answered(
         (("ADJ", "B-ADJ", "I-ADJ", "DET"), {"ADJ", "DET"}),
         (("O", "NAME", "E-MAIL", "I-NUMBER", "PHONE"), {"NAME", "E-MAIL", "I-NUMBER", "PHONE"}),
     ],
-    ids=str,
 )
 def test_labels_of_single_words_and_of_no_entity_stand_beside_a_scheme(
     tmp_path: Path, labels: tuple[str, ...], answered: set[str]
