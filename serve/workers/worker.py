@@ -54,7 +54,7 @@ def main() -> None:
 
     opening = next(messages(incoming, Opening))
     reader = BatchReader()
-    threading.Thread(target=reader.read, args=(incoming,), name="reader", daemon=True).start()
+    threading.Thread(target=reader.read, args=(incoming, end_late), name="reader", daemon=True).start()
     try:
         # The process that started this one has chosen the runtime, and logged the notes.
         pipeline = Pipeline(
@@ -92,8 +92,8 @@ class BatchReader:
         self._drop_messages: queue.SimpleQueue[Dropped] = queue.SimpleQueue()
         self._dropped: dict[int, list[int]] = {}  # places by batch; only `unwanted` uses it
 
-    def read(self, incoming: BinaryIO) -> None:
-        """Reads messages until the input ends."""
+    def read(self, incoming: BinaryIO, at_end: Callable[[], None] = lambda: None) -> None:
+        """Reads messages until the input ends, then calls `at_end`."""
         try:
             for message in messages(incoming, list[Work] | Dropped):  # type: ignore[arg-type]  # a union is a type for msgspec
                 if isinstance(message, Dropped):
@@ -101,7 +101,7 @@ class BatchReader:
                 else:
                     self.batches.put(message)
         finally:  # after a message that cannot be read too, so that the process ends and is replaced
-            threading.Thread(target=_end_late, daemon=True).start()
+            at_end()
             self.batches.put(None)
 
     def unwanted(self, batch: int) -> list[int]:
@@ -113,10 +113,14 @@ class BatchReader:
         return self._dropped.pop(batch, [])
 
 
-def _end_late() -> None:
-    """Ends this process, whose input has ended, also if its model is being opened or runs for long: nobody waits for it."""
-    time.sleep(LATE_S)
-    os._exit(1)
+def end_late() -> None:
+    """Ends this process soon, also if its model is being opened or runs for long: its input has ended, and nobody waits for it."""
+
+    def end() -> None:
+        time.sleep(LATE_S)
+        os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()
 
 
 def replies(

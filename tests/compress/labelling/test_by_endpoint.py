@@ -240,7 +240,6 @@ def test_no_more_requests_a_minute_than_asked(tmp_path: Path) -> None:
         (403, "status 403: no"),
         (404, "status 404: no"),
         (400, "none of the first 8 answers of small can be used: status 400: no"),
-        (403, "none of the first 8 answers of small can be used: status 403: no"),
         ("It depends.", "can be used: the answer is not JSON: 'It depends.'"),
         (503, "can be used: asked 2 times, and the last time: status 503: no"),
     ],

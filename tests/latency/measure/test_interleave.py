@@ -185,7 +185,7 @@ def test_models_that_cannot_be_timed_are_named_without_a_traceback_before_anythi
     for candidates, asked, named in (
         ([replace(onnx_candidate, path=broken)], workload, r"(?s)'student': .*model\.onnx .*INVALID_PROTOBUF"),
         ([replace(onnx_candidate, path=tmp_path / "gone.onnx")], workload, r"no file at .*gone\.onnx.* file$"),
-        ([onnx_candidate], zeros, "not one finite row per text"),
+        ([onnx_candidate], zeros, "one row of finite numbers for each text"),
         ([onnx_candidate, onnx_candidate], workload, "two candidates are named student"),
         ([], workload, "no candidate"),
     ):

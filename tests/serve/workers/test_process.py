@@ -328,8 +328,8 @@ def test_a_process_that_dies_idle_is_known_at_once(
 
 def test_a_worker_process_ends_soon_after_its_input_whatever_it_does() -> None:
     program = (
-        "import sys, threading, time; from serve.workers.worker import BatchReader\n"
-        "threading.Thread(target=BatchReader().read, args=(sys.stdin.buffer,), daemon=True).start()\n"
+        "import sys, threading, time; from serve.workers.worker import BatchReader, end_late\n"
+        "threading.Thread(target=BatchReader().read, args=(sys.stdin.buffer, end_late), daemon=True).start()\n"
         "print('busy', flush=True); time.sleep(3600)\n"
     )
     how = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
