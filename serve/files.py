@@ -23,11 +23,9 @@ FILE_ENDINGS = {
 }  # fmt: skip
 JSON_LINES = (".jsonl", ".ndjson", ".jsonlines")
 LOST_AND_FOUND = "lost+found"  # at the root of an empty volume
-OURS = (
-    errno.ENOENT,
-    errno.EEXIST,
-    errno.ENOTEMPTY,
-)  # of a path that the system refuses: what may be a fault of this program
+# Of a path that the system refuses: what rights mend, and what another path or a sound disk does.
+NO_RIGHTS = (errno.EACCES, errno.EPERM, errno.EROFS)
+NO_PATH = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EBUSY, errno.EIO)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a full disk, a quota used up, a limit on the size of a file
 PARTIAL = ".partial"
 RESUME = "Make room, and give the same command again to resume"
@@ -58,7 +56,9 @@ def output(
         fault = f"ends in {ending} like a file, and a folder is written"
     elif not os.path.isdir(above):
         fault = f"cannot be created: {above} is not a folder"
-    elif endings and ending not in endings:
+    elif (
+        endings and ending not in endings and not os.path.exists(f"{path}.lineage.json")
+    ):  # one that was begun may go on
         fault = (
             f"{'ends in ' + ending if ending else 'has no ending'}, and what is written there ends in {one_of(endings)}"
         )
@@ -94,15 +94,21 @@ def vacant(folder: Path, last: str) -> bool:
     if not os.path.lexists(folder):
         return True
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
+    # Another process may be trying just now whether it may write there, see `output`.
+    names = {name for name in names if not (name.startswith(f".{folder.name}.") and name.endswith(PARTIAL))}
     return names <= {LOST_AND_FOUND} or _beside(folder / last, alone=True).name in names
 
 
 def fill(folder: Path, source: Path, last: str) -> None:
     """Copies the files of `source` into a folder that is there: a mount point and a link to a folder cannot be replaced.
 
-    The file `last` comes last, in one step. Until then, the partial file beside it tells that the folder is unfinished.
+    The file `last` comes last, in one step. Until then, the partial file beside it tells that the folder is unfinished: what a killed
+    call has left there is removed first.
     """
     final = _beside(folder / last, alone=True)
+    for left in folder.iterdir() if final.exists() else ():
+        if left.name not in (LOST_AND_FOUND, final.name):
+            remove(left)
     final.touch()
     for path in sorted(source.rglob("*")):
         target = folder / path.relative_to(source)
@@ -252,9 +258,10 @@ def no_room(error: BaseException) -> bool:
 
 def refused(error: BaseException) -> str:
     """What to say of an `error` by which the system refuses a path that was given; empty if it is another one."""
-    if not (isinstance(error, OSError) and error.filename) or error.errno in OURS:
+    if not (isinstance(error, OSError) and error.filename) or error.errno not in NO_RIGHTS + NO_PATH:
         return ""
-    return f"{error.filename} cannot be used: {error.strerror}. Allow this user to use it, or give another path."
+    mend = "Allow this user to use it, or give" if error.errno in NO_RIGHTS else "Give"
+    return f"{error.filename} cannot be used: {error.strerror}. {mend} another path."
 
 
 @contextmanager

@@ -19,6 +19,7 @@ log = logging.getLogger("compress")
 Kind = Literal["model", "dataset"]
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+COMMIT = re.compile("[0-9a-f]{7,40}")
 ASK_S = 10.0  # timeout of the first request
 CALLED: dict[Kind, str] = {"model": "model", "dataset": "data set"}
 OFFLINE = "HF_HUB_OFFLINE or HF_DATASETS_OFFLINE is set, and the local cache does not hold it"
@@ -87,7 +88,8 @@ def load_dataset(name: str, revision: str = "") -> Any:
             datasets.config.HF_HUB_OFFLINE = offline
     # Without the Hub, the library gives whichever revision its cache has. The addresses of the files that it read have their commit.
     if missed and revision and not all(f"@{revision}" in address for address in _addresses(splits)):
-        raise LookupError(f"{missed}; the local cache has another revision")
+        held = "has another revision" if COMMIT.fullmatch(revision) else f"knows commits alone: give that of {revision}"
+        raise LookupError(f"{missed}; the local cache {held}")
     return splits
 
 

@@ -133,6 +133,14 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_done(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_an_output_that_was_begun_under_another_ending_may_go_on(tmp_path: Path) -> None:
+    begun = tmp_path / "answers.json"
+    with pytest.raises(BadInput):
+        output(begun, endings=JSON_LINES)
+    (tmp_path / "answers.json.lineage.json").touch()
+    assert output(begun, endings=JSON_LINES) == begun
+
+
 def test_a_place_is_found_from_the_home_folder_and_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "here").mkdir()
@@ -165,6 +173,7 @@ def test_an_empty_folder_that_is_there_is_filled_and_what_makes_it_whole_comes_l
     assert (volume / "onnx" / "model.onnx").exists()
     assert not (volume / "manifest.json").exists()
     assert vacant(link, "manifest.json"), "the same command may go on"
+    (volume / "onnx" / "model_fp16.onnx").touch()  # of a call that was killed, with more variants
     write()
     assert not vacant(link, "manifest.json")
     assert link.is_symlink()
@@ -181,6 +190,9 @@ def test_a_file_of_the_users_keeps_a_folder_from_being_filled(tmp_path: Path) ->
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").touch()
     assert not vacant(tmp_path / "mine", "config.json")
+    (tmp_path / "probed").mkdir()
+    (tmp_path / "probed" / ".probed.0a1b2c3d.partial").mkdir()  # by another process, which tries whether it may write
+    assert vacant(tmp_path / "probed", "config.json")
     assert not vacant(tmp_path / "mine" / "thesis.txt", "config.json")
     (tmp_path / "new").mkdir()
     (tmp_path / "source" / "deep").mkdir(parents=True)
