@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
 LONGEST_ASKED_S = 600.0  # of what an endpoint asks to wait
 OF_THE_TEXT = (400, 413, 422)  # such as a text that is too long, or flagged
+# The key or the account; or a text that is flagged, as OpenRouter and gateways say it: of an endpoint that has answered another text.
+FORBIDDEN = 403
 AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 # What an error says that the next request meets too, whatever its status: the account pays for no more, or has no such key.
 OF_THE_ACCOUNT = re.compile(
@@ -98,7 +100,7 @@ def ask_endpoint(
         BadInput: it cannot be reached, refuses the key, the account or the model, or answers nothing that can be used.
     """
     done: _Done = queue.SimpleQueue()
-    talk = _Talk(endpoint, asked, _Pace(endpoint.per_minute))
+    talk = _Talk(endpoint, asked, _Pace(endpoint.per_minute), answered=not fresh)
     loop = asyncio.new_event_loop()
     task = loop.create_task(_ask_all(talk, texts, missing, done))
     thread = threading.Thread(target=loop.run_until_complete, args=(task,), daemon=True)
@@ -201,6 +203,8 @@ class _Talk:
     endpoint: Endpoint
     asked: RequestCounts
     pace: _Pace
+    answered: bool
+    """Whether the endpoint has answered some text, in this call or an earlier one."""
     client: "httpx.AsyncClient" = field(init=False)
     temperature: dict[str, float] = field(default_factory=lambda: {"temperature": 0.0})
     """Empty once the model has answered without one what it had refused with one: some take none but their own."""
@@ -256,14 +260,17 @@ class _Talk:
                 why = why if cut else f"no whole answer came in {self.endpoint.timeout_s:g} s (--timeout-s)"
                 continue
             cut, why = False, f"status {response.status_code}: {' '.join(response.text.split())[:SHOWN_CHARACTERS]}"
+            of_the_text = (*OF_THE_TEXT, FORBIDDEN) if self.answered else OF_THE_TEXT
             if response.status_code == 200:
                 try:
-                    return _content(response.json(), spent)
+                    content = _content(response.json(), spent)
+                    self.answered = True
+                    return content
                 except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
                     why = f"answers what is no chat completion: {response.text[:SHOWN_CHARACTERS]!r}"
-            elif response.status_code not in (*AGAIN, *OF_THE_TEXT) or OF_THE_ACCOUNT.search(response.text):
+            elif response.status_code not in (*AGAIN, *of_the_text) or OF_THE_ACCOUNT.search(response.text):
                 raise BadInput(f"--with-url {url}: {why}. {KEPT}")
-            elif response.status_code in OF_THE_TEXT:
+            elif response.status_code in of_the_text:
                 raise _Refused(why)
             else:
                 self.pace.hold(min(LONGEST_ASKED_S, retry_after_s(response.headers.get("Retry-After")) or 0.0))

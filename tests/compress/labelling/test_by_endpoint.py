@@ -204,6 +204,17 @@ def test_a_text_that_is_always_refused_is_asked_again_by_the_next_call(
     assert {times for text, times in endpoint.asked.items() if not text.endswith("3020")} == {1}
 
 
+def test_a_text_that_is_forbidden_is_an_error_of_its_text_once_another_is_answered(tmp_path: Path) -> None:
+    def flags_one(endpoint: Endpoint, text: str, times: int) -> Any:
+        return 403 if text.endswith("3020") else good(endpoint, text, times)
+
+    with serving(flags_one) as endpoint:
+        for before in (0, 39):  # the second call asks about that one alone
+            document = label(endpoint, tmp_path, concurrency=2)
+            assert (document["texts_before"], document["unanswered"]) == (before, 1)
+            assert rows(tmp_path)[20]["error"] == "status 403: no"
+
+
 def test_an_invalid_key_is_refused_and_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-s3cret\r")  # a line end of another system
     with serving(good) as endpoint:
@@ -356,7 +367,7 @@ def test_a_model_that_takes_its_own_temperature_alone_is_asked_without_one(tmp_p
     [
         401,
         402,
-        403,
+        refused(403, code="insufficient_quota"),
         refused(429, type="insufficient_quota", code="insufficient_quota"),
         refused(429, code="insufficient_quota"),
         refused(400, code="billing_not_active"),
