@@ -97,7 +97,8 @@ def ask_endpoint(
     way are waited for: they are paid.
 
     Raises:
-        BadInput: it cannot be reached, refuses the key, the account or the model, or answers nothing that can be used.
+        BadInput: it cannot be reached, refuses the key, the account or the model, or answers nothing that can be used; or a proxy or the
+            certificates that the environment names cannot be used.
     """
     done: _Done = queue.SimpleQueue()
     talk = _Talk(endpoint, asked, _Pace(endpoint.per_minute), answered=not fresh)
@@ -139,8 +140,19 @@ async def _ask_all(talk: "_Talk", texts: Sequence[Example], missing: Sequence[in
             await asyncio.gather(*(work() for _ in range(min(endpoint.concurrency, len(missing)))))
     except asyncio.CancelledError:  # nobody waits any more
         pass
-    except ValueError as error:
-        done.put(BadInput(f"A proxy is named in the environment (HTTP_PROXY and others) that cannot be used: {error}."))
+    except (
+        ImportError,
+        OSError,
+        ValueError,
+    ) as error:  # of the client itself: what is asked has its errors told by `work`
+        fault = BadInput(
+            "A proxy or certificates are named in the environment (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE, SSL_CERT_DIR) that "
+            f"cannot be used: {error}. Correct or unset the variable. {KEPT}"
+        )
+        fault.__cause__ = error
+        done.put(fault)
+    except Exception as error:  # the caller raises it
+        done.put(error)
     finally:
         done.put(None)
 
@@ -148,14 +160,14 @@ async def _ask_all(talk: "_Talk", texts: Sequence[Example], missing: Sequence[in
 def _collected(
     done: _Done, count: int, endpoint: Endpoint, stop: Callable[[], object], *, fresh: bool
 ) -> Iterator[list[tuple[int, dict[str, Any]]]]:
-    used = not fresh
+    used, answers = not fresh, 0
     first: list[tuple[int, dict[str, Any]]] = []
     fault: Exception | None = None
     while (got := done.get()) is not None:
         if isinstance(got, Exception):
             fault = fault or got
             continue
-        used = used or ERROR not in got[1]
+        used, answers = used or ERROR not in got[1], answers + 1
         first.append(got)
         if used:
             yield first
@@ -168,6 +180,10 @@ def _collected(
             stop()
     if fault:
         raise fault
+    if answers < count:
+        raise RuntimeError(
+            f"--with-url {endpoint.url}: the requests ended with {answers} of {count} texts answered. {KEPT}"
+        )
 
 
 class _Pace:

@@ -296,7 +296,36 @@ def test_an_address_that_is_none_is_refused_before_anything_is_asked(tmp_path: P
 
 def test_a_proxy_that_cannot_be_used_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "garbage://x")
-    with serving(good) as endpoint, pytest.raises(BadInput, match="A proxy is named in the environment"):
+    with (
+        serving(good) as endpoint,
+        pytest.raises(BadInput, match="A proxy or certificates are named in the environment"),
+    ):
+        label(endpoint, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "cause"),
+    [("ALL_PROXY", "socks5://127.0.0.1:1", "socksio"), ("SSL_CERT_FILE", "/not/there.pem", "No such file")],
+)
+def test_what_the_environment_names_and_is_not_there_is_told_with_its_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, cause: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "socksio", None)  # not installed
+    monkeypatch.setenv(variable, value)
+    with serving(good) as endpoint, pytest.raises(BadInput, match=f"(?s)SSL_CERT_FILE.*cannot be used: .*{cause}"):
+        label(endpoint, tmp_path)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("odd"), asyncio.CancelledError()], ids=["raised", "ended"])
+def test_whatever_ends_the_requests_reaches_the_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("httpx.AsyncClient", fails)
+    wanted = (ZeroDivisionError, RuntimeError)
+    with serving(good) as endpoint, pytest.raises(wanted, match=r"odd|ended with 0 of 40 texts answered"):
         label(endpoint, tmp_path)
 
 
