@@ -337,6 +337,18 @@ continue"""
     assert len((tmp_path / "out.jsonl.part").read_text().splitlines()) == 20
 
 
+def test_a_command_that_goes_on_printing_what_is_no_answer_is_ended(tmp_path: Path) -> None:
+    beats = """if row["id"] == 1:
+    for _ in range(100):
+        print("still at work", flush=True)
+        time.sleep(0.3)"""
+    with pytest.raises(BadInput, match="printed 'still at work', which is not a JSON object"):
+        label(tmp_path, command(tmp_path, beats))
+    assert (
+        len((tmp_path / "out.jsonl.part").read_text().splitlines()) == 1
+    )  # what it answers after these is not waited for
+
+
 @pytest.mark.parametrize(
     ("limit", "code"), [([], 3), (["--max-unanswered", "0.25"], 0), (["--max-unanswered", "0"], 3)]
 )
