@@ -49,7 +49,7 @@ class Journal:
     """The rows of `texts` that are answered so far, by index; a context manager.
 
     Raises:
-        BadInput: `out` holds other answers, or another call is writing it.
+        BadInput: `out` holds other answers, or nothing says what gave those of OUT.part, or another call is writing it.
     """
 
     def __init__(self, out: Path, texts: Sequence[Example], lineage: Mapping[str, Any]) -> None:
@@ -84,6 +84,11 @@ class Journal:
                         "again, or give another file."
                     )
             else:
+                if before is None and (size := os.fstat(self._file.fileno()).st_size):
+                    raise BadInput(
+                        f"{self.part} has {counted(size, 'byte')} of answers, and {self.lineage_file}, which says what gave them, is "
+                        f"missing or cannot be read. Put that file back to go on, move {self.part} away to ask anew, or give another --out."
+                    )
                 self._file.truncate(0)
                 self._write_lineage()
         except BaseException:
@@ -105,7 +110,7 @@ class Journal:
         self._file.close()
 
     def _write_lineage(self) -> None:
-        with replacing(self.lineage_file, alone=True) as beside:
+        with replacing(self.lineage_file, alone=True, synced=True) as beside:
             beside.write_bytes(canonical_json(self.lineage))
 
     @property

@@ -282,6 +282,25 @@ def test_an_unfinished_file_goes_on_by_its_texts_and_not_by_the_numbers_of_earli
     assert part.exists()
 
 
+@pytest.mark.parametrize("left", [None, b"", b"{"])
+def test_answers_without_the_file_that_says_what_gave_them_are_kept_and_told(
+    tmp_path: Path, left: bytes | None
+) -> None:
+    given = command(tmp_path)
+    label(tmp_path, given, count=12)
+    part, lineage = tmp_path / "out.jsonl.part", tmp_path / "out.jsonl.lineage.json"
+    (tmp_path / "out.jsonl").rename(part)
+    rows, whole = part.read_bytes(), lineage.read_bytes()
+    lineage.unlink()
+    if left is not None:
+        lineage.write_bytes(left)
+    with pytest.raises(BadInput, match=r"out.jsonl.part has [\d,]+ bytes of answers, and .*lineage.json.*is missing"):
+        label(tmp_path, given, count=12)
+    assert part.read_bytes() == rows
+    lineage.write_bytes(whole)  # put back, as the message says
+    assert label(tmp_path, given, count=12)[0]["texts_before"] == 12
+
+
 @pytest.mark.parametrize(
     "named", ["{python} {script}", "sh -c '{python} {script}'", "{python} -u tool.py --rules={script}"]
 )
