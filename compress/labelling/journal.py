@@ -19,7 +19,7 @@ from compress.data.row_fields import BadRows, Fault, note
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
 from serve.files import disk_errors_reported, lock_at, replacing
-from serve.wording import all_of, counted
+from serve.wording import counted
 
 ERROR, TOKENS = "error", "paid_tokens"
 """Fields of a row: why it has no answer, and the tokens of the prompt and of the completion that were paid for it."""
@@ -78,11 +78,8 @@ class Journal:
                 self.changed = [name for name, digest in files.items() if here.get(name) != digest]
             if same:
                 self._take_up()
-                if self.changed and not self.missing:
-                    raise BadInput(
-                        f"--out {there} has an answer to every text, given before {all_of(self.changed)} changed. Remove it to ask "
-                        "again, or give another file."
-                    )
+                if before and COMMAND_FILES in before and not self.missing:
+                    self.lineage[COMMAND_FILES] = before[COMMAND_FILES]  # nothing is asked, so these gave the answers
             else:
                 if before is None and (size := os.fstat(self._file.fileno()).st_size):
                     raise BadInput(

@@ -316,12 +316,19 @@ def test_a_script_that_changed_is_told(tmp_path: Path, named: str, monkeypatch: 
     assert told == ["12 of 12 texts were answered before, and are not asked about again; if its rules changed, remove "
                     f"{tmp_path / 'out.jsonl'} to ask anew."]  # fmt: skip
     command(tmp_path, "answer['note'] = 'new'")
+    warning = (
+        f"texts were answered before rules.py changed; these answers stay; remove {tmp_path / 'out.jsonl'} to ask anew."
+    )
+    whole = (tmp_path / "out.jsonl").read_bytes()
     for _ in range(2):
-        with pytest.raises(BadInput, match=r"has an answer to every text, given before rules.py changed. Remove it"):
-            label(tmp_path, given, count=12)
+        told.clear()
+        document, _ = label(tmp_path, given, count=12)
+        assert told == [f"warning: 12 of 12 {warning}"]
+        assert (document["texts_before"], document["unanswered"]) == (12, 0)
+        assert (tmp_path / "out.jsonl").read_bytes() == whole
     told.clear()
     _, rows = label(tmp_path, given, count=15)
-    assert told[0] == "warning: 12 of 15 texts were answered before rules.py changed; these answers stay."
+    assert told[0] == f"warning: 12 of 15 {warning}"
     assert [row.get("note") for row in rows] == [None] * 12 + ["new"] * 3
 
 
