@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ MOST_FRUITLESS = 2  # starts in a row without an answer, after which the first t
 AHEAD = 64  # texts that the command is given before their answers are there
 SHOWN_CHARACTERS = 200
 CLOSING_S = 5.0  # that a command which closed its output has to end
-SETTLING_S = 1.0  # without an answer, after a line that is none
+SETTLING_S = 1.0  # without an answer, after a line that is none: others of that kind do not count
 DIGESTED_BYTES = 1 << 26  # of a file that the command names
 ID_FIRST = re.compile(r'\s*\{\s*"id"\s*:\s*(\d{1,12})\s*,')  # of a line that is no JSON
 # Programs whose own version says nothing of what they are told to do.
@@ -60,19 +61,24 @@ def ask_command(
         fault: BadInput | None = None
         with _Running(command, texts, list(left)) as running:
             before = len(left)
-            while left and (line := running.next_line(SETTLING_S if fault else timeout_s)) is not None:
+            settled_s = 0.0  # when it is ended, after a fault
+            while left and (wait_s := settled_s - time.monotonic() if fault else timeout_s) > 0:
+                if (line := running.next_line(wait_s)) is None:
+                    break
                 try:
                     index, fields = _parsed(line, left)
                 except BadInput as error:
                     if not answered and len(left) == before:
                         raise
-                    fault = fault or error  # answers to what it was given are taken, and it is given no more
+                    if not fault:  # answers to what it was given are taken, and it is given no more
+                        fault, settled_s = error, time.monotonic() + SETTLING_S
                     continue
                 del left[index]
                 if not fault:
                     running.taken()
                 reason = check(texts[index], fields)
                 yield [(index, {ERROR: reason} if reason else fields)]
+                settled_s = time.monotonic() + SETTLING_S
             if fault:
                 raise fault
             ended = running.ended() if left else ""

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
 LONGEST_ASKED_S = 600.0  # of what an endpoint asks to wait
 OF_THE_TEXT = (400, 413, 422)  # such as a text that is too long, or flagged
+# The key or the account; or a text that is flagged, as OpenRouter and gateways say it: of an endpoint that has answered another text.
+FORBIDDEN = 403
 AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 # What an error says that the next request meets too, whatever its status: the account pays for no more, or has no such key.
 OF_THE_ACCOUNT = re.compile(
@@ -95,10 +97,11 @@ def ask_endpoint(
     way are waited for: they are paid.
 
     Raises:
-        BadInput: it cannot be reached, refuses the key, the account or the model, or answers nothing that can be used.
+        BadInput: it cannot be reached, refuses the key, the account or the model, or answers nothing that can be used; or a proxy or the
+            certificates that the environment names cannot be used.
     """
     done: _Done = queue.SimpleQueue()
-    talk = _Talk(endpoint, asked, _Pace(endpoint.per_minute))
+    talk = _Talk(endpoint, asked, _Pace(endpoint.per_minute), answered=not fresh)
     loop = asyncio.new_event_loop()
     task = loop.create_task(_ask_all(talk, texts, missing, done))
     thread = threading.Thread(target=loop.run_until_complete, args=(task,), daemon=True)
@@ -137,8 +140,19 @@ async def _ask_all(talk: "_Talk", texts: Sequence[Example], missing: Sequence[in
             await asyncio.gather(*(work() for _ in range(min(endpoint.concurrency, len(missing)))))
     except asyncio.CancelledError:  # nobody waits any more
         pass
-    except ValueError as error:
-        done.put(BadInput(f"A proxy is named in the environment (HTTP_PROXY and others) that cannot be used: {error}."))
+    except (
+        ImportError,
+        OSError,
+        ValueError,
+    ) as error:  # of the client itself: what is asked has its errors told by `work`
+        fault = BadInput(
+            "A proxy or certificates are named in the environment (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE, SSL_CERT_DIR) that "
+            f"cannot be used: {error}. Correct or unset the variable. {KEPT}"
+        )
+        fault.__cause__ = error
+        done.put(fault)
+    except Exception as error:  # the caller raises it
+        done.put(error)
     finally:
         done.put(None)
 
@@ -146,14 +160,14 @@ async def _ask_all(talk: "_Talk", texts: Sequence[Example], missing: Sequence[in
 def _collected(
     done: _Done, count: int, endpoint: Endpoint, stop: Callable[[], object], *, fresh: bool
 ) -> Iterator[list[tuple[int, dict[str, Any]]]]:
-    used = not fresh
+    used, answers = not fresh, 0
     first: list[tuple[int, dict[str, Any]]] = []
     fault: Exception | None = None
     while (got := done.get()) is not None:
         if isinstance(got, Exception):
             fault = fault or got
             continue
-        used = used or ERROR not in got[1]
+        used, answers = used or ERROR not in got[1], answers + 1
         first.append(got)
         if used:
             yield first
@@ -166,6 +180,10 @@ def _collected(
             stop()
     if fault:
         raise fault
+    if answers < count:
+        raise RuntimeError(
+            f"--with-url {endpoint.url}: the requests ended with {answers} of {count} texts answered. {KEPT}"
+        )
 
 
 class _Pace:
@@ -201,6 +219,8 @@ class _Talk:
     endpoint: Endpoint
     asked: RequestCounts
     pace: _Pace
+    answered: bool
+    """Whether the endpoint has answered some text, in this call or an earlier one."""
     client: "httpx.AsyncClient" = field(init=False)
     temperature: dict[str, float] = field(default_factory=lambda: {"temperature": 0.0})
     """Empty once the model has answered without one what it had refused with one: some take none but their own."""
@@ -256,14 +276,17 @@ class _Talk:
                 why = why if cut else f"no whole answer came in {self.endpoint.timeout_s:g} s (--timeout-s)"
                 continue
             cut, why = False, f"status {response.status_code}: {' '.join(response.text.split())[:SHOWN_CHARACTERS]}"
+            of_the_text = (*OF_THE_TEXT, FORBIDDEN) if self.answered else OF_THE_TEXT
             if response.status_code == 200:
                 try:
-                    return _content(response.json(), spent)
+                    content = _content(response.json(), spent)
+                    self.answered = True
+                    return content
                 except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
                     why = f"answers what is no chat completion: {response.text[:SHOWN_CHARACTERS]!r}"
-            elif response.status_code not in (*AGAIN, *OF_THE_TEXT) or OF_THE_ACCOUNT.search(response.text):
+            elif response.status_code not in (*AGAIN, *of_the_text) or OF_THE_ACCOUNT.search(response.text):
                 raise BadInput(f"--with-url {url}: {why}. {KEPT}")
-            elif response.status_code in OF_THE_TEXT:
+            elif response.status_code in of_the_text:
                 raise _Refused(why)
             else:
                 self.pace.hold(min(LONGEST_ASKED_S, retry_after_s(response.headers.get("Retry-After")) or 0.0))

@@ -19,7 +19,7 @@ from compress.data.row_fields import BadRows, Fault, note
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
 from serve.files import disk_errors_reported, lock_at, replacing
-from serve.wording import all_of, counted
+from serve.wording import counted
 
 ERROR, TOKENS = "error", "paid_tokens"
 """Fields of a row: why it has no answer, and the tokens of the prompt and of the completion that were paid for it."""
@@ -49,7 +49,7 @@ class Journal:
     """The rows of `texts` that are answered so far, by index; a context manager.
 
     Raises:
-        BadInput: `out` holds other answers, or another call is writing it.
+        BadInput: `out` holds other answers, or nothing says what gave those of OUT.part, or another call is writing it.
     """
 
     def __init__(self, out: Path, texts: Sequence[Example], lineage: Mapping[str, Any]) -> None:
@@ -78,12 +78,14 @@ class Journal:
                 self.changed = [name for name, digest in files.items() if here.get(name) != digest]
             if same:
                 self._take_up()
-                if self.changed and not self.missing:
-                    raise BadInput(
-                        f"--out {there} has an answer to every text, given before {all_of(self.changed)} changed. Remove it to ask "
-                        "again, or give another file."
-                    )
+                if before and COMMAND_FILES in before and not self.missing:
+                    self.lineage[COMMAND_FILES] = before[COMMAND_FILES]  # nothing is asked, so these gave the answers
             else:
+                if before is None and (size := os.fstat(self._file.fileno()).st_size):
+                    raise BadInput(
+                        f"{self.part} has {counted(size, 'byte')} of answers, and {self.lineage_file}, which says what gave them, is "
+                        f"missing or cannot be read. Put that file back to go on, move {self.part} away to ask anew, or give another --out."
+                    )
                 self._file.truncate(0)
                 self._write_lineage()
         except BaseException:
@@ -105,7 +107,7 @@ class Journal:
         self._file.close()
 
     def _write_lineage(self) -> None:
-        with replacing(self.lineage_file, alone=True) as beside:
+        with replacing(self.lineage_file, alone=True, synced=True) as beside:
             beside.write_bytes(canonical_json(self.lineage))
 
     @property

@@ -85,7 +85,9 @@ def label(settings: Labelling, notify: Notify = silent) -> dict[str, Any]:
         if before:
             line = f"{before:,} of {len(texts):,} texts were answered before"
             if journal.changed:
-                line = f"warning: {line} {all_of(journal.changed)} changed; these answers stay"
+                line = (
+                    f"warning: {line} {all_of(journal.changed)} changed; these answers stay; remove {out} to ask anew"
+                )
             elif settings.command:
                 line += f", and are not asked about again; if its rules changed, remove {out} to ask anew"
             message(notify, f"{line}.")
@@ -94,7 +96,7 @@ def label(settings: Labelling, notify: Notify = silent) -> dict[str, Any]:
                 for answers in _asked(teacher, settings, texts, missing, asked, notify, fresh=not before):
                     journal.add(answers)
                     shown(len(journal.rows), len(texts))
-        if settings.command:  # a file that changed meanwhile is one that the command writes, such as a log
+        if settings.command and missing:  # a file that changed meanwhile is one that the command writes, such as a log
             journal.lineage[COMMAND_FILES] = dict(
                 teacher.lineage[COMMAND_FILES].items() & files_of(settings.command).items()
             )

@@ -282,6 +282,25 @@ def test_an_unfinished_file_goes_on_by_its_texts_and_not_by_the_numbers_of_earli
     assert part.exists()
 
 
+@pytest.mark.parametrize("left", [None, b"", b"{"])
+def test_answers_without_the_file_that_says_what_gave_them_are_kept_and_told(
+    tmp_path: Path, left: bytes | None
+) -> None:
+    given = command(tmp_path)
+    label(tmp_path, given, count=12)
+    part, lineage = tmp_path / "out.jsonl.part", tmp_path / "out.jsonl.lineage.json"
+    (tmp_path / "out.jsonl").rename(part)
+    rows, whole = part.read_bytes(), lineage.read_bytes()
+    lineage.unlink()
+    if left is not None:
+        lineage.write_bytes(left)
+    with pytest.raises(BadInput, match=r"out.jsonl.part has [\d,]+ bytes of answers, and .*lineage.json.*is missing"):
+        label(tmp_path, given, count=12)
+    assert part.read_bytes() == rows
+    lineage.write_bytes(whole)  # put back, as the message says
+    assert label(tmp_path, given, count=12)[0]["texts_before"] == 12
+
+
 @pytest.mark.parametrize(
     "named", ["{python} {script}", "sh -c '{python} {script}'", "{python} -u tool.py --rules={script}"]
 )
@@ -297,12 +316,19 @@ def test_a_script_that_changed_is_told(tmp_path: Path, named: str, monkeypatch: 
     assert told == ["12 of 12 texts were answered before, and are not asked about again; if its rules changed, remove "
                     f"{tmp_path / 'out.jsonl'} to ask anew."]  # fmt: skip
     command(tmp_path, "answer['note'] = 'new'")
+    warning = (
+        f"texts were answered before rules.py changed; these answers stay; remove {tmp_path / 'out.jsonl'} to ask anew."
+    )
+    whole = (tmp_path / "out.jsonl").read_bytes()
     for _ in range(2):
-        with pytest.raises(BadInput, match=r"has an answer to every text, given before rules.py changed. Remove it"):
-            label(tmp_path, given, count=12)
+        told.clear()
+        document, _ = label(tmp_path, given, count=12)
+        assert told == [f"warning: 12 of 12 {warning}"]
+        assert (document["texts_before"], document["unanswered"]) == (12, 0)
+        assert (tmp_path / "out.jsonl").read_bytes() == whole
     told.clear()
     _, rows = label(tmp_path, given, count=15)
-    assert told[0] == "warning: 12 of 15 texts were answered before rules.py changed; these answers stay."
+    assert told[0] == f"warning: 12 of 15 {warning}"
     assert [row.get("note") for row in rows] == [None] * 12 + ["new"] * 3
 
 
@@ -335,6 +361,18 @@ continue"""
     with pytest.raises(BadInput, match="printed 'Rate limit reached', which is not a JSON object"):
         label(tmp_path, command(tmp_path, log))
     assert len((tmp_path / "out.jsonl.part").read_text().splitlines()) == 20
+
+
+def test_a_command_that_goes_on_printing_what_is_no_answer_is_ended(tmp_path: Path) -> None:
+    beats = """if row["id"] == 1:
+    for _ in range(100):
+        print("still at work", flush=True)
+        time.sleep(0.3)"""
+    with pytest.raises(BadInput, match="printed 'still at work', which is not a JSON object"):
+        label(tmp_path, command(tmp_path, beats))
+    assert (
+        len((tmp_path / "out.jsonl.part").read_text().splitlines()) == 1
+    )  # what it answers after these is not waited for
 
 
 @pytest.mark.parametrize(

@@ -204,6 +204,17 @@ def test_a_text_that_is_always_refused_is_asked_again_by_the_next_call(
     assert {times for text, times in endpoint.asked.items() if not text.endswith("3020")} == {1}
 
 
+def test_a_text_that_is_forbidden_is_an_error_of_its_text_once_another_is_answered(tmp_path: Path) -> None:
+    def flags_one(endpoint: Endpoint, text: str, times: int) -> Any:
+        return 403 if text.endswith("3020") else good(endpoint, text, times)
+
+    with serving(flags_one) as endpoint:
+        for before in (0, 39):  # the second call asks about that one alone
+            document = label(endpoint, tmp_path, concurrency=2)
+            assert (document["texts_before"], document["unanswered"]) == (before, 1)
+            assert rows(tmp_path)[20]["error"] == "status 403: no"
+
+
 def test_an_invalid_key_is_refused_and_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-s3cret\r")  # a line end of another system
     with serving(good) as endpoint:
@@ -285,7 +296,36 @@ def test_an_address_that_is_none_is_refused_before_anything_is_asked(tmp_path: P
 
 def test_a_proxy_that_cannot_be_used_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "garbage://x")
-    with serving(good) as endpoint, pytest.raises(BadInput, match="A proxy is named in the environment"):
+    with (
+        serving(good) as endpoint,
+        pytest.raises(BadInput, match="A proxy or certificates are named in the environment"),
+    ):
+        label(endpoint, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "cause"),
+    [("ALL_PROXY", "socks5://127.0.0.1:1", "socksio"), ("SSL_CERT_FILE", "/not/there.pem", "No such file")],
+)
+def test_what_the_environment_names_and_is_not_there_is_told_with_its_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, cause: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "socksio", None)  # not installed
+    monkeypatch.setenv(variable, value)
+    with serving(good) as endpoint, pytest.raises(BadInput, match=f"(?s)SSL_CERT_FILE.*cannot be used: .*{cause}"):
+        label(endpoint, tmp_path)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("odd"), asyncio.CancelledError()], ids=["raised", "ended"])
+def test_whatever_ends_the_requests_reaches_the_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("httpx.AsyncClient", fails)
+    wanted = (ZeroDivisionError, RuntimeError)
+    with serving(good) as endpoint, pytest.raises(wanted, match=r"odd|ended with 0 of 40 texts answered"):
         label(endpoint, tmp_path)
 
 
@@ -356,7 +396,7 @@ def test_a_model_that_takes_its_own_temperature_alone_is_asked_without_one(tmp_p
     [
         401,
         402,
-        403,
+        refused(403, code="insufficient_quota"),
         refused(429, type="insufficient_quota", code="insufficient_quota"),
         refused(429, code="insufficient_quota"),
         refused(400, code="billing_not_active"),
