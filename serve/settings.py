@@ -82,8 +82,9 @@ class ConnectionLimits:
     )
     unsent_bytes: int = setting(
         67_108_864,
-        help="Most bytes of answers that clients have not read, of all connections; above it new requests get 429, and of the clients "
-        "that would read for longer than --write-s the one with most is cut off.",
+        help="Most bytes of answers that clients have not read, of all connections; above it connections with more than an equal part "
+        "get 429, and of the clients that would read for longer than --write-s the one with most is cut off; above twice as many the "
+        "one with most of all.",
         at_least=1,
     )
 

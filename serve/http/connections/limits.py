@@ -50,7 +50,7 @@ class Watch:
         self.behind_s = 0.0
         """How late the event loop was at both of the last two measurements, in seconds: one delay is no overload."""
         self.unsent_bytes = 0
-        """Bytes of answers that clients had not read at the last check."""
+        """Bytes of answers that clients had not read when it was last counted."""
         self.full_s: Callable[[], float] = lambda: 0.0
         """Gives the seconds until the queue of one of the models has room; 0 if one has room."""
         self.origins = Origins()
@@ -76,17 +76,30 @@ class Watch:
             try:
                 for connection in list(self.connections):
                     connection.check_timeouts(now_s)
-                # Of those that do not keep up, the connections with the most unsent bytes are cut, until all together are within
-                # the limit.
-                held = self.unsent_bytes = sum(each.unsent_bytes for each in self.connections)
-                unsent = {each: each.unsent_bytes for each in self.connections if not each.keeps_up(now_s)}
-                for each in sorted(unsent, key=unsent.__getitem__, reverse=True):
-                    if held <= self.limits.unsent_bytes:
-                        break
-                    held -= unsent[each]
-                    each.abort("unread")
+                self._cut_unread(now_s)
             except Exception:
                 log.exception("checking the connections failed; the next check goes on")
+
+    def _cut_unread(self, now_s: float) -> None:
+        """Cuts the connections with the most unsent bytes.
+
+        First those that do not keep up, until all together are within the limit. The others are cut while all hold more than twice
+        that, since no refusal of new work bounds what they hold; but not one that holds all of it: an answer that is allowed arrives.
+        """
+        unsent = self._unsent()
+        keeps_up = {each: each.keeps_up(now_s) for each in unsent}
+        for each in sorted(unsent, key=lambda each: (keeps_up[each], -unsent[each])):
+            most_bytes = self.limits.unsent_bytes * (2 if keeps_up[each] else 1)
+            if self.unsent_bytes <= most_bytes or (keeps_up[each] and self.unsent_bytes == unsent[each]):
+                break
+            self.unsent_bytes -= unsent[each]
+            each.abort("unread")
+
+    def _unsent(self) -> "dict[Connection, int]":
+        """The connections with unsent bytes, and how many; `unsent_bytes` is their sum."""
+        unsent = {each: unsent_bytes for each in self.connections if (unsent_bytes := each.unsent_bytes)}
+        self.unsent_bytes = sum(unsent.values())
+        return unsent
 
     async def measure_loop_lag(self) -> None:
         """Measures how late the event loop is each `MEASURE_S`, until cancelled."""
@@ -98,23 +111,30 @@ class Watch:
             late_s = loop.time() - due_s
             self.behind_s, before_s = min(late_s, before_s), late_s
 
-    def refusal(self) -> Overloaded | None:
-        """The error with which new work is refused before it is read; None if it is not refused.
+    def refusal(self, connection: "Connection | None" = None) -> Overloaded | None:
+        """The error with which new work of `connection` is refused before it is read; None if it is not refused.
 
         Such a refusal costs a tenth of an answer. Otherwise a server with several times its load would spend its time on refusals.
         """
         if wait_s := self.full_s():
             self._metrics.shed.labels("full").inc()
             return Overloaded(f"the queue is full; try again in {wait_s:.1f} s", retry_after_s=wait_s)
-        if self.unsent_bytes > self.limits.unsent_bytes:
+        if self.unsent_bytes > self.limits.unsent_bytes and connection is not None and self._holds_much(connection):
             self._metrics.shed.labels("unread").inc()
             return Overloaded(
-                "clients have not read the answers to earlier requests; try again in a second", retry_after_s=1.0
+                "the answers to earlier requests of this connection are unread; read them first", retry_after_s=1.0
             )
         if self.behind_s > BEHIND_S:
             self._metrics.shed.labels("behind").inc()
             return Overloaded("more requests arrive than can be read; try again in a second", retry_after_s=1.0)
         return None
+
+    def _holds_much(self, connection: "Connection") -> bool:
+        """Whether the unsent bytes are over the limit now, and those of `connection` over its part: an equal one for each that has any."""
+        if not connection.unsent_bytes:
+            return False
+        unsent, most_bytes = self._unsent(), self.limits.unsent_bytes
+        return self.unsent_bytes > most_bytes and unsent.get(connection, 0) > most_bytes / len(unsent)
 
     def has_room(self) -> bool:
         """Whether one more connection may be opened. If the server is full, the longest idle one is closed for it."""

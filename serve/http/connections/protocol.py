@@ -233,7 +233,7 @@ class Connection(asyncio.Protocol):
                 f"a request has one header Host, with a name and perhaps a port; this one has {len(hosts) or 'none'}"
                 + (", which is not valid" if len(hosts) == 1 else "")
             )
-        if not self.busy and method == ASKS_FOR_WORK and (refusal := self.watch.refusal()):
+        if not self.busy and method == ASKS_FOR_WORK and (refusal := self.watch.refusal(self)):
             self._refusal = refusal
             self._read("body")
             if self._asks_first:  # the client waits before it sends the body

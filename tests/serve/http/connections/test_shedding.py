@@ -132,6 +132,58 @@ def test_a_server_that_is_behind_refuses_work_unread_and_still_says_how_it_is(en
         assert server.get("/readyz").status_code == server.get("/v1/models").status_code == 200
 
 
+class Reading:
+    """A connection whose client keeps up, with this many unsent bytes."""
+
+    def __init__(self, unsent_bytes: int) -> None:
+        self.unsent_bytes, self.cut = unsent_bytes, False
+
+    def check_timeouts(self, now_s: float) -> None:
+        pass
+
+    def keeps_up(self, now_s: float) -> bool:
+        return True
+
+    def abort(self, reason: str) -> None:
+        self.cut, self.unsent_bytes = True, 0
+
+
+def watched(*unsent_bytes: int) -> tuple[Watch, list[Reading]]:
+    """A watch with the limit of 100 unsent bytes, after it has checked such connections once."""
+    watch, readers = Watch(ConnectionLimits(unsent_bytes=100), Metrics()), [Reading(each) for each in unsent_bytes]
+    watch.connections.update(cast(list[Connection], readers))
+
+    async def scenario() -> None:
+        checking = asyncio.create_task(watch.close_late())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        checking.cancel()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "CHECK_S", 0)
+        asyncio.run(scenario())
+    return watch, readers
+
+
+def test_only_a_connection_that_holds_much_is_refused_for_unread_answers_and_only_as_long_as_they_are_unread() -> None:
+    watch, readers = watched(80, 30, 0)
+    large, small, new = cast(list[Connection], readers)
+    assert watch.refusal(small) is watch.refusal(new) is None
+    assert watch.refusal(large) is not None
+    readers[0].unsent_bytes = 70  # since the last check
+    assert watch.refusal(large) is None
+
+
+@pytest.mark.parametrize(
+    ("unsent_bytes", "cut"),
+    [((100, 90), []), ((80, 70, 60), [80]), ((300,), []), ((300, 1), [300])],
+    ids=["within twice the limit", "most", "alone", "not alone"],
+)
+def test_clients_that_keep_up_are_cut_off_above_twice_the_limit(unsent_bytes: tuple[int, ...], cut: list[int]) -> None:
+    readers = watched(*unsent_bytes)[1]
+    assert [size for size, each in zip(unsent_bytes, readers, strict=True) if each.cut] == cut
+
+
 def test_the_watch_outlives_an_error_of_a_connection(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

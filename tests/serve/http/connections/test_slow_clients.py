@@ -373,7 +373,9 @@ def test_answers_that_many_clients_leave_unread_do_not_grow_the_server(entities_
             assert still_answers(server)
 
 
-def test_a_client_that_keeps_up_gets_an_answer_larger_than_what_all_may_leave_unread(entities_bundle: Path) -> None:
+def test_a_client_that_keeps_up_gets_an_answer_larger_than_what_all_may_leave_unread_and_others_are_not_refused(
+    entities_bundle: Path,
+) -> None:
     with serving(entities_bundle, "--unsent-bytes", 1 << 20, "--queued-texts", 100_000, "--queue-s", 600) as server:
         with server.connect() as connection:
             connection.sendall(request(json.dumps({"text": ["rome " * 120] * 1024}).encode()))
@@ -383,7 +385,9 @@ def test_a_client_that_keeps_up_gets_an_answer_larger_than_what_all_may_leave_un
             while len(answer) < length and (part := connection.recv(1 << 16)):
                 answer += part
                 time.sleep(0.02)
+                assert still_answers(server)
             assert len(answer) > length
+        assert server.metric('stillroom_shed_requests_total{reason="unread"}') == 0
         assert server.metric(CUT.format("unread")) == 0
 
 
