@@ -138,7 +138,8 @@ async def _infer(service: Service, request: Request) -> Response:
     works = works_of(tensors, options, model.manifest, service.limits)
     names = ["answer", *model.task.tensors] if "text" in tensors else ["logits"]
     wanted = wanted_outputs(asked, names, all_as_bytes)
-    made = outputs_of(await service.answers(request, model, works), list(wanted), model.task)
+    answers = await service.answers(request, model, works, binary_logits=wanted.get("logits", False))
+    made = outputs_of(answers, list(wanted), model.task)
     content: dict[str, object] = {
         "model_name": model.manifest.name,
         "model_version": model.manifest.digest,
