@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,8 +39,8 @@ log = logging.getLogger("serve")
 # How long a bundle may take to be opened again, its download included.
 OPEN_S = 600.0
 
-# Of a float32 of /v2 in JSON, such as `-12.345678901,`.
-BYTES_OF_LOGIT = 14
+# Of a float32 of /v2: in JSON, such as `-12.345678901,`; and sent as bytes.
+BYTES_OF_LOGIT, BYTES_OF_BINARY_LOGIT = 14, 4
 # Of an answer, beside its labels or numbers: names of fields, `truncated`, `abstained`.
 BYTES_OF_ANSWER = 64
 
@@ -194,9 +193,15 @@ class Service:
         """GET /: a page to try the models on."""
         return Response(self.page, headers=self.page_headers, media_type="text/html; charset=utf-8")
 
-    async def answers(self, request: Request, model: ServedModel, works: Sequence[Work]) -> list[WorkOutput]:
-        """The model's answers. DeadlineExceeded after the time allowed; ClientDisconnect once the client has gone."""
-        self._check_size(sum(map(partial(_answer_bytes, model), works)), model, works)
+    async def answers(
+        self, request: Request, model: ServedModel, works: Sequence[Work], *, binary_logits: bool = False
+    ) -> list[WorkOutput]:
+        """The model's answers, of which logits are sent in JSON or as bytes.
+
+        DeadlineExceeded after the time allowed; ClientDisconnect once the client has gone.
+        """
+        logit_bytes = BYTES_OF_BINARY_LOGIT if binary_logits else BYTES_OF_LOGIT
+        self._check_size(sum(_answer_bytes(model, work, logit_bytes) for work in works), model, works)
         context = context_of(request.scope)
         if self.log_texts:
             context.logged_texts = [work.text for work in works if isinstance(work, TextWork)]
@@ -311,12 +316,12 @@ class Service:
             log.info("ready", extra={FIELDS: fields})
 
 
-def _answer_bytes(model: ServedModel, work: Work) -> int:
+def _answer_bytes(model: ServedModel, work: Work, logit_bytes: int) -> int:
     """The most bytes of the model's answer, as far as they are known before the work."""
     if isinstance(work, TextWork):
         return BYTES_OF_ANSWER + model.text_answer_bytes(work.options)
     rows = len(work.input_ids) if model.task.per_token else 1
-    return rows * model.manifest.outputs * BYTES_OF_LOGIT
+    return rows * model.manifest.outputs * logit_bytes
 
 
 async def _hung_up(request: Request) -> None:

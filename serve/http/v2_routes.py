@@ -22,9 +22,10 @@ from serve.http.service import Service
 from serve.http.v2_tensors import IGNORED, Datatype, InferRequest, OutputTensor, Tensor, read_tensors, written
 from serve.model.work_items import Logits, TokenWork, Work
 from serve.settings import Limits
+from serve.tasks import task_of
 from serve.tasks.served_task import ServedTask
 from serve.text.answers import AnswerOptions
-from serve.text.inputs import TextWork, check_limits
+from serve.text.inputs import TextWork, check_limits, second_texts
 from serve.workers.process import WorkOutput
 from serve.workers.supervisor import ServedModel
 
@@ -138,7 +139,8 @@ async def _infer(service: Service, request: Request) -> Response:
     works = works_of(tensors, options, model.manifest, service.limits)
     names = ["answer", *model.task.tensors] if "text" in tensors else ["logits"]
     wanted = wanted_outputs(asked, names, all_as_bytes)
-    made = outputs_of(await service.answers(request, model, works), list(wanted), model.task)
+    answers = await service.answers(request, model, works, binary_logits=wanted.get("logits", False))
+    made = outputs_of(answers, list(wanted), model.task)
     content: dict[str, object] = {
         "model_name": model.manifest.name,
         "model_version": model.manifest.digest,
@@ -203,7 +205,7 @@ def works_of(tensors: dict[str, Tensor], options: AnswerOptions, manifest: Manif
         raise BadInput("text_pair: give as many texts as in text", field="inputs")
     by_name = dict(zip(tensors, columns, strict=True))
     texts = by_name["text"]
-    pairs: list[str] | list[None] = by_name.get("text_pair") or [None] * len(texts)
+    pairs = second_texts(by_name.get("text_pair"), len(texts), contexts=task_of(manifest).needs_pair)
     return [TextWork(text, pair, options) for text, pair in zip(texts, pairs, strict=True)]
 
 

@@ -18,7 +18,7 @@ from serve.tasks import Answer, open_bundle, task_of
 from serve.tasks.served_task import ReadText, model_facts
 from serve.text.answers import AnswerOptions, EncodingFormat, OffsetUnit
 from serve.text.entity_markers import MARKERS
-from serve.text.inputs import TextWork, as_texts, pairs_of, require_unicode
+from serve.text.inputs import TextWork, as_texts, pairs_of, require_unicode, second_texts
 from serve.text.spans import Aggregation
 from serve.text.tokenizer import load_tokenizer, panics_are_errors
 from serve.text.windows import Row, TokenRow, WindowedText, cut
@@ -142,8 +142,8 @@ class Pipeline:
         asked = AnswerOptions(**options)
         given = self.task.texts_of(text, asked.offsets)
         texts, pairs = as_texts(given), pairs_of(given, text_pair)
-        self._check(texts, pairs)
-        seconds: list[str] | list[None] = pairs or [None] * len(texts)
+        seconds = second_texts(pairs, len(texts), contexts=self.task.needs_pair)
+        self._check(texts, pairs if any(seconds) else None)
         works = [TextWork(*each, asked) for each in zip(texts, seconds, strict=True)]
         answers: dict[int, Answer] = {}
         for done, _ in self.answered(works):

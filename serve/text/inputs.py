@@ -1,5 +1,7 @@
 """The texts that callers give: one or many, with pairs or without; their checks, limits and estimated tokens."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from serve.errors import BadInput, TooLarge
@@ -45,6 +47,13 @@ def pairs_of(text: object, text_pair: str | list[str] | None) -> list[str] | Non
     return as_texts(text_pair)
 
 
+def second_texts(pairs: list[str] | None, count: int, *, contexts: bool = False) -> Sequence[str | None]:
+    """The second text of each of `count` texts. An empty one is none, as in training; but not of `contexts`, which may be empty."""
+    if pairs is None:
+        return [None] * count
+    return pairs if contexts else [pair or None for pair in pairs]
+
+
 def text_works(
     text: str | list[str],
     text_pair: str | list[str] | None,
@@ -56,8 +65,7 @@ def text_works(
     texts, pairs = as_texts(text, field), pairs_of(text, text_pair)
     check_limits(texts, field, limits)
     check_limits(pairs or [], "text_pair", limits)
-    seconds: list[str] | list[None] = pairs or [None] * len(texts)
-    return [TextWork(*each, options) for each in zip(texts, seconds, strict=True)]
+    return [TextWork(*each, options) for each in zip(texts, second_texts(pairs, len(texts)), strict=True)]
 
 
 def require_unicode(text: str, field: str, index: int, count: int) -> None:

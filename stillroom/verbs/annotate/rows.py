@@ -164,7 +164,8 @@ def json_row_reader(columns: Columns, hint: str = "") -> Callable[[int, bytes], 
             return faulty(line, fault, written)
         if b"\n" in written or b"\r" in written:  # an indented array; a row of the output is one line
             written = msgspec.json.format(written, indent=-1)
-        return InputRow(line, written[:-1].rstrip(), text, row.text_pair, None)
+        pair = row.text_pair if columns.contexts else row.text_pair or None
+        return InputRow(line, written[:-1].rstrip(), text, pair, None)
 
     return read
 

@@ -388,6 +388,7 @@ def test_an_answer_over_the_limit_is_refused_before_the_work_with_what_makes_it_
             {"inputs": [tokens["inputs"][0] | {"shape": [1, 6], "data": [2] * 6}]},
             None,
         ),
+        ("/v2/models/cities/infer", tokens, {"parameters": {"binary_data_output": True}}, None),
         ("/v1/entities", {"text": "rome " * 20}, {"text": "rome"}, None),
     )
 

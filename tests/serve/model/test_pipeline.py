@@ -282,8 +282,10 @@ def test_a_model_refuses_texts_of_a_kind_that_it_was_not_trained_on(
     made = partial(write_bundle, table=table(), task=task, labels=labels)
     of_pairs = Pipeline(made(tmp_path / "pairs", pairs=True, single_texts=False), threads=1)
     of_texts = Pipeline(made(tmp_path / "texts", pairs=False, single_texts=True), threads=1)
-    assert of_pairs(["fly", "refund"], text_pair=["love", ""])
-    assert of_texts(["fly", "refund"])
+    assert of_pairs(["fly", "refund"], text_pair=["love", "fly"])
+    assert of_texts(["fly", "refund"], text_pair=["", ""]) == of_texts(["fly", "refund"])
+    with pytest.raises(BadInput, match="text_pair is missing"):
+        of_pairs(["fly", "refund"], text_pair=["love", ""])
     for asked in ("fly", ["fly", "refund"]):
         with pytest.raises(BadInput, match="text_pair is missing: 'pairs' was trained on pairs") as refused:
             of_pairs(asked)

@@ -466,3 +466,13 @@ def test_faults_of_output_options_and_columns_are_told_at_once(intents: Path, re
 def test_values_of_options_are_all_told_at_once() -> None:
     with pytest.raises(BadInput, match=r"min_score is 2; give a number from 0 to 1(?s:.*)top_k is 0; give a whole"):
         AnswerOptions(min_score=2, top_k=0)
+
+
+@pytest.mark.parametrize(("contexts", "pair"), [(False, None), (True, "")], ids=["pair", "context"])
+def test_an_empty_second_text_of_json_lines_is_none_and_an_empty_context_stays(
+    tmp_path: Path, contexts: bool, pair: str | None
+) -> None:
+    write(tmp_path / "in.jsonl", '{"text": "a", "text_pair": ""}')
+    with InputFile(tmp_path / "in.jsonl", columns=Columns(contexts=contexts)) as source:
+        (row,) = source.rows()
+    assert row.pair == pair
