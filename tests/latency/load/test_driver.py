@@ -135,7 +135,7 @@ def test_an_unasked_answer_costs_its_connection_and_no_query() -> None:
 
     with serving(twice) as server:
         target = target_of(server.url)
-        found = drive(target, [target.request(b"1")] * 2, connections=1, due_s=np.array([0.0, 1.0]))
+        found = drive(target, [target.request(b"1")] * 2, connections=1, due_s=np.array([0.0, 3.0]))
         assert [asked.on_connection for asked in server.asked] == [0, 0]
     assert found.became == [200, 200]
 

@@ -211,9 +211,7 @@ async def test_a_model_that_cannot_be_started_is_not_ready_and_refuses_while_oth
     assert "was changed" in caplog.text
 
 
-def test_a_reload_serves_the_new_bundle_and_drops_no_request(
-    bundle_copy: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_reload_serves_the_new_bundle_and_drops_no_request(bundle_copy: Path) -> None:
     app = create_app([bundle_copy], ServeSettings(processes=1))
     listed = json.loads((bundle_copy / "manifest.json").read_text())["files"]
 
@@ -239,14 +237,11 @@ def test_a_reload_serves_the_new_bundle_and_drops_no_request(
             while len(model_processes()) != 1:  # the old one's is gone
                 await asyncio.sleep(0.01)
 
-        # Another model is not taken for the one that was, and what is no bundle is not taken at all.
-        write_manifest(bundle_copy, name="towns")
-        await reload_fails(client, 1)
-        assert "'towns'" in caplog.text
+        # What is no bundle is not taken.
         write_manifest(bundle_copy, files={**listed, "a\0.json": {"sha256": "", "bytes": 0}})
-        await reload_fails(client, 2)
+        await reload_fails(client, 1)
         (bundle_copy / "onnx" / "model.onnx").write_bytes(b"broken")
-        await reload_fails(client, 3)
+        await reload_fails(client, 2)
 
     async def reload_fails(client: httpx.AsyncClient, times: int) -> None:
         os.kill(os.getpid(), signal.SIGHUP)

@@ -108,7 +108,7 @@ def test_a_run_that_is_killed_after_each_write_gets_on_long_before_a_window_is_f
     written = [0]
     for _ in range(2):
         assert killed(slow, given, out, out.stat().st_size if out.exists() else 0)
-        written.append(len(lines(out)))
+        written.append(out.read_bytes().count(b"\n"))  # the last line may be half written
     assert sorted({*written}) == written
     assert written[-1] < 500 < answering.WINDOW_ROWS
     assert annotate(Annotation(slow, given, out))["rows_before"] == written[-1]
