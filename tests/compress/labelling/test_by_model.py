@@ -180,16 +180,6 @@ def test_killed_and_given_again_it_asks_only_what_is_missing_and_ends_with_the_s
         )
 
 
-def test_a_part_file_of_another_model_is_discarded(
-    classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    texts = write_rows(tmp_path / "a.jsonl", examples(20, seed=1))
-    other = with_head(tmp_path / "other", "BertForSequenceClassification", initializer_range=0.2)
-    (tmp_path / "out.jsonl.part").write_text('0\t{"text":"of another"}\n')
-    face.label([texts], checkpoint=str(other), out=tmp_path / "out.jsonl", threads=1)
-    assert len(rows_of(tmp_path / "out.jsonl")) == 20
-
-
 def test_all_faults_are_told_at_once_and_nothing_is_written(classifier: Path, tmp_path: Path) -> None:
     headless = make_teacher(tmp_path / "headless")
     with pytest.raises(BadInput) as refused:
