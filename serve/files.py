@@ -48,6 +48,7 @@ def output(
     path = Path(os.path.abspath(os.path.expanduser(given)))
     above = next(each for each in (*path.parents, path) if os.path.lexists(each))
     folder, ending, fault = endings is None, path.suffix.lower(), ""
+    begun = os.path.exists(f"{path}.lineage.json")  # by an earlier version, which took any ending; it may go on
     if os.path.islink(path) and not os.path.exists(path):
         fault = f"is a link to {os.readlink(path)}, which is not there"
     elif os.path.exists(path) and not (os.path.isdir(path) if folder else os.path.isfile(path)):
@@ -56,9 +57,7 @@ def output(
         fault = f"ends in {ending} like a file, and a folder is written"
     elif not os.path.isdir(above):
         fault = f"cannot be created: {above} is not a folder"
-    elif (
-        endings and ending not in endings and not os.path.exists(f"{path}.lineage.json")
-    ):  # one that was begun may go on
+    elif endings and ending not in endings and not begun:
         fault = (
             f"{'ends in ' + ending if ending else 'has no ending'}, and what is written there ends in {one_of(endings)}"
         )

@@ -82,9 +82,8 @@ class ConnectionLimits:
     )
     unsent_bytes: int = setting(
         67_108_864,
-        help="Most bytes of answers that clients have not read, of all connections; above it connections with more than an equal part "
-        "get 429, and of the clients that would read for longer than --write-s the one with most is cut off; above twice as many the "
-        "one with most of all.",
+        help="Most bytes of answers that clients have not read, over all connections. Above it a connection that holds more than an equal "
+        "part gets 429, and clients too slow for --write-s are cut off, the one with most first; above twice as many, other clients too.",
         at_least=1,
     )
 

@@ -88,7 +88,11 @@ def load_dataset(name: str, revision: str = "") -> Any:
             datasets.config.HF_HUB_OFFLINE = offline
     # Without the Hub, the library gives whichever revision its cache has. The addresses of the files that it read have their commit.
     if missed and revision and not all(f"@{revision}" in address for address in _addresses(splits)):
-        held = "has another revision" if COMMIT.fullmatch(revision) else f"knows commits alone: give that of {revision}"
+        held = (
+            "has another revision"
+            if COMMIT.fullmatch(revision)
+            else f"names its data by commits: give the commit of {revision}"
+        )
         raise LookupError(f"{missed}; the local cache {held}")
     return splits
 

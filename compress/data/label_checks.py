@@ -44,13 +44,19 @@ def one_answer_warnings(splits: Splits, task: Task) -> list[str]:
     if task.has_contexts:
         return []
     answers = {split: {task.gold_of(example) for example in getattr(splits, split)} for split in SPLITS}
-    kind = "label" if task.has_kinds else "number" if not task.names_labels else "answer, no entity"
-    return [
-        f"All texts of {split} have one {kind}{f' ({some(list(task.label_counts(examples)))})' if task.has_kinds else ''}: scores on them "
-        f"do not tell models apart. Put texts of every kind into {split}."
-        for split in ("validation", "test")
-        if len(examples := getattr(splits, split)) > 1 and len(answers[split]) == 1 < len(answers["train"])
-    ]
+    found = []
+    for split in ("validation", "test"):
+        examples = getattr(splits, split)
+        if len(examples) < 2 or len(answers[split]) > 1 or len(answers["train"]) < 2:
+            continue
+        if task.has_kinds:
+            same = f"one label ({some(list(task.label_counts(examples)))})"
+        else:
+            same = "one answer, no entity" if task.names_labels else "one number"
+        found.append(
+            f"All texts of {split} have {same}: scores on them do not tell models apart. Put texts of every kind into {split}."
+        )
+    return found
 
 
 def spelling_warnings(examples: Sequence[Example], counts: Counter[str], of_tags: Sequence[str] = ()) -> list[str]:

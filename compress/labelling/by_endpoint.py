@@ -6,7 +6,6 @@ all. An answer that cannot be used is sent back once with what is wrong.
 
 import asyncio
 import contextlib
-import json
 import queue
 import re
 import threading
@@ -14,14 +13,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compress.data.examples import Example
 from compress.data.task import Task
 from compress.labelling.journal import ERROR, TOKENS
-from compress.tasks.labels import REPLY_CHARACTERS
+from compress.labelling.prompts import answer_of, user_prompt
 from serve.errors import BadInput, drawn_pause_s, retry_after_s
 
 if TYPE_CHECKING:
@@ -30,7 +27,7 @@ if TYPE_CHECKING:
 # Pauses before a request is sent again, where the endpoint names none.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
 LONGEST_ASKED_S = 600.0  # of what an endpoint asks to wait
-OF_THE_TEXT = (400, 413, 422)  # such as a text that is too long, or flagged
+REFUSES_TEXT = (400, 413, 422)  # such as a text that is too long, or flagged
 # The key or the account; or a text that is flagged, as OpenRouter and gateways say it: of an endpoint that has answered another text.
 FORBIDDEN = 403
 AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)
@@ -43,13 +40,6 @@ SHOWN_CHARACTERS = 300
 SENT_BACK_CHARACTERS = 4_000  # of an answer that cannot be used
 CLOSING_S = 2.0
 KEPT = "What was answered is kept: give the same command again when that is mended."
-# What begins and ends the thoughts of models that reason in the open; of some the beginning is not in the answer.
-THOUGHTS = re.compile(r"(</?(?:think|thinking|thoughts?|reasoning)>|\[/?THINK\]|<\|message\|>)", re.IGNORECASE)
-OBJECT, MOST_OBJECTS = (
-    re.compile(r'\{\s*["}]'),
-    1_000,
-)  # what begins an object of JSON, and how often it is looked for in an answer
-LABELS = "{labels}"  # in a template: the names of the labels, one a line
 
 _Done = queue.SimpleQueue[tuple[int, dict[str, Any]] | Exception | None]
 
@@ -140,11 +130,7 @@ async def _ask_all(talk: "_Talk", texts: Sequence[Example], missing: Sequence[in
             await asyncio.gather(*(work() for _ in range(min(endpoint.concurrency, len(missing)))))
     except asyncio.CancelledError:  # nobody waits any more
         pass
-    except (
-        ImportError,
-        OSError,
-        ValueError,
-    ) as error:  # of the client itself: what is asked has its errors told by `work`
+    except (ImportError, OSError, ValueError) as error:  # of the client itself: `work` tells the errors of requests
         fault = BadInput(
             "A proxy or certificates are named in the environment (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE, SSL_CERT_DIR) that "
             f"cannot be used: {error}. Correct or unset the variable. {KEPT}"
@@ -276,7 +262,7 @@ class _Talk:
                 why = why if cut else f"no whole answer came in {self.endpoint.timeout_s:g} s (--timeout-s)"
                 continue
             cut, why = False, f"status {response.status_code}: {' '.join(response.text.split())[:SHOWN_CHARACTERS]}"
-            of_the_text = (*OF_THE_TEXT, FORBIDDEN) if self.answered else OF_THE_TEXT
+            refuses_text = (*REFUSES_TEXT, FORBIDDEN) if self.answered else REFUSES_TEXT
             if response.status_code == 200:
                 try:
                     content = _content(response.json(), spent)
@@ -284,9 +270,9 @@ class _Talk:
                     return content
                 except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
                     why = f"answers what is no chat completion: {response.text[:SHOWN_CHARACTERS]!r}"
-            elif response.status_code not in (*AGAIN, *of_the_text) or OF_THE_ACCOUNT.search(response.text):
+            elif response.status_code not in (*AGAIN, *refuses_text) or OF_THE_ACCOUNT.search(response.text):
                 raise BadInput(f"--with-url {url}: {why}. {KEPT}")
-            elif response.status_code in of_the_text:
+            elif response.status_code in refuses_text:
                 raise _Refused(why)
             else:
                 self.pace.hold(min(LONGEST_ASKED_S, retry_after_s(response.headers.get("Retry-After")) or 0.0))
@@ -318,89 +304,3 @@ def _content(document: dict[str, Any], spent: list[int]) -> str:
     if not isinstance(content, str):
         raise TypeError("no text")
     return content.encode("utf-8", "replace").decode()  # half of a surrogate pair could not be sent back
-
-
-def system_prompt(template: Path | None, task: Task, labels: Sequence[str]) -> str:
-    """The instructions of `template`, or those of `task`, with the names of the labels.
-
-    Raises:
-        BadInput: the template cannot be read, or has no place for the labels.
-    """
-    if template is None:
-        text = task.instructions()
-    else:
-        try:
-            text = template.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"--prompt {template} cannot be read ({error}). Give a file of text.") from error
-        if LABELS not in text:
-            raise BadInput(f"--prompt {template} has no {LABELS}, where the names of the labels are put. Add it.")
-    return text.replace(LABELS, "\n".join(f"- {label}" for label in labels))
-
-
-def user_prompt(example: Example) -> str:
-    """The text that is asked about, or both of a pair."""
-    if example.text_pair:
-        return f"First text:\n{example.text}\n\nSecond text:\n{example.text_pair}"
-    return example.text_read
-
-
-def answer_of(said: str, example: Example, task: Task, labels: Sequence[str]) -> dict[str, Any]:
-    """The fields of the answer in `said`, what a model said of `example`: its one JSON object that can be used.
-
-    Thoughts are left out, and words around the object. ValueError if there is no such answer, or if there are several that differ; its
-    message tells the model what is wrong.
-    """
-    found: list[dict[str, Any]] = []
-    fault = ""
-    try:
-        objects = _objects(said)
-        for each in objects:
-            try:
-                fields = task.read_reply(each, example, labels)
-            except ValueError as reason:
-                fault = str(reason)
-            else:
-                found += [] if fields in found else [fields]
-    except RecursionError:
-        raise ValueError("the answer is nested too deeply") from None
-    shown = f"{said.strip()[:REPLY_CHARACTERS]!r}"
-    if len(found) > 1:
-        raise ValueError(f"the answer has {len(found)} JSON objects that differ: {shown}")
-    if not found:
-        raise ValueError(fault or f"the answer is not JSON: {shown}")
-    return found[0]
-
-
-def _objects(said: str) -> list[dict[str, Any]]:
-    """The JSON objects in `said`, or `said` itself if it is one. Those of thoughts, and of an object that was cut off, are left out.
-
-    ValueError if it is JSON and has no object.
-    """
-    try:
-        whole = json.loads(said)
-    except ValueError:
-        whole = None
-    if isinstance(whole, dict):
-        return [whole]
-    text, thought = "", False
-    for piece in THOUGHTS.split(said):
-        if not THOUGHTS.fullmatch(piece):
-            text += "" if thought else piece
-            continue
-        text = text if thought or piece[1] not in "/|" else ""
-        thought = piece[1] not in "/|"
-    found: list[dict[str, Any]] = []
-    end = 0
-    for begun in islice(OBJECT.finditer(text), MOST_OBJECTS):
-        if begun.start() < end:
-            continue
-        try:
-            each, end = json.JSONDecoder().raw_decode(text, begun.start())
-            found.append(each)
-        except json.JSONDecodeError as error:
-            if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated"):
-                break
-    if whole is not None and not found:
-        raise ValueError(f"the answer is not a JSON object: {said.strip()[:REPLY_CHARACTERS]!r}")
-    return found

@@ -20,8 +20,9 @@ from compress.data.label_checks import outside_warning
 from compress.data.task import Task
 from compress.input_errors import Faults
 from compress.labelling.by_command import ask_command, files_of
-from compress.labelling.by_endpoint import Endpoint, RequestCounts, ask_endpoint, system_prompt
+from compress.labelling.by_endpoint import Endpoint, RequestCounts, ask_endpoint
 from compress.labelling.journal import COMMAND_FILES, ERROR, TOKENS, Journal, fields_of
+from compress.labelling.prompts import system_prompt
 from compress.progress import Notify, advancing, message, silent
 from compress.settings import LABELLED_TASKS, Labelling
 from compress.tasks import task_named, task_of
@@ -69,9 +70,8 @@ def label(settings: Labelling, notify: Notify = silent) -> dict[str, Any]:
     columns = columns_of(settings)
     found: list[Example] = []
     for path in settings.input if teacher else ():
-        found += (
-            (faults.check(partial(read_asked, Path(path), teacher.task, columns, "--input")) or []) if teacher else []
-        )
+        assert teacher
+        found += faults.check(partial(read_asked, Path(path), teacher.task, columns, "--input")) or []
     faults.raise_if_any()
     assert teacher
     texts = list(dict.fromkeys(found))

@@ -40,8 +40,8 @@ from serve.errors import BadInput
 from serve.text.entity_markers import MARKERS, has_markers
 from serve.wording import counted
 
-# Most float32 copies of the teacher's weights that a run keeps: checkpoints with two moments each, stages, graphs.
 SAMPLE = 1_000  # plain texts that are read for warnings
+# Most float32 copies of the teacher's weights that a run keeps: checkpoints with two moments each, stages, graphs.
 DISK_COPIES = 12
 
 

@@ -191,11 +191,8 @@ class Metrics:
             ["reason"],
             registry=registry,
         )
-        for reason in (
-            "full",
-            "behind",
-            "unread",
-        ):  # present from the start: in Prometheus a sum with a missing series is empty
+        # Present from the start: in Prometheus a sum with a missing series is empty.
+        for reason in ("full", "behind", "unread"):
             self.shed.labels(reason)
         self.connections_cut = Counter(
             "stillroom_connections_cut", "Connections cut off or refused, by reason", ["reason"], registry=registry

@@ -223,7 +223,7 @@ def test_revisions_are_read_with_the_token_of_the_environment(
     assert (data, model) == ("240 False", COMMIT)
     for said in (no_data, other_data):
         assert "data set that can be read from the Hub (the Hub has no revision v9" in said
-    assert "the local cache knows commits alone: give that of v9" in other_data
+    assert "the local cache names its data by commits: give the commit of v9" in other_data
     assert "model that can be read from the Hub (the Hub has no revision v9" in no_model
     assert "(the Hub has none of that name that you may read)" in unknown
     assert hub.asked[0] == "/api/datasets/some/messages/revision/v9"

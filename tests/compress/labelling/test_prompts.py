@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from compress.data.examples import Example
-from compress.labelling.by_endpoint import answer_of, system_prompt, user_prompt
+from compress.labelling.prompts import answer_of, system_prompt, user_prompt
 from compress.tasks import TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
 from serve.errors import BadInput
 
