@@ -37,7 +37,7 @@ from serve.text.inputs import pairs_of
 from serve.text.spans import Aggregation
 
 if TYPE_CHECKING:
-    from serve.workers.supervisor import ModelDescription
+    from serve.workers.served_model import ModelDescription
 
 # Pauses before a retry, if the server sends no Retry-After.
 FIRST_PAUSE_S = 0.2

@@ -7,9 +7,6 @@ from typing import Literal
 from serve.errors import BadInput
 from serve.options import Settings, group, setting
 
-# Worker processes that one front process keeps busy with requests of one short text each, of a small int8 model.
-WORKERS_A_FRONT = 4
-
 
 @dataclass(frozen=True)
 class Limits:
@@ -102,14 +99,12 @@ class ServeSettings(Settings):
     )
     threads: int | None = setting(None, help="Threads of one model call, in each process.", at_least=1, shown="1")
     processes: int | None = setting(
-        None, help="Worker processes of each model.", at_least=1, shown="as many as fit the cores; 1 on cuda"
-    )
-    fronts: int | None = setting(
         None,
-        help="Processes that read requests, each with its share of the worker processes.",
+        help="Processes of the server, each of which reads requests and runs every model.",
         at_least=1,
-        shown="one for every four worker processes",
+        shown="as many as fit the cores; 1 on cuda",
     )
+    fronts: int | None = setting(None, help="Ignored, and gone in the next release: every process reads.", at_least=1)
     alias: tuple[str, ...] = setting((), help="Another name for a model: OTHER=NAME, such as prod=support.")
     keys: Path | None = setting(
         None,

@@ -3,11 +3,14 @@
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 SPAWN = multiprocessing.get_context("spawn")  # a copy of this process would have its threads' locks
 
@@ -33,10 +36,26 @@ class ChildProcesses(ProcessPoolExecutor):
         reader, self._lifeline = SPAWN.Pipe(duplex=False)
         super().__init__(processes, SPAWN, _begin, (reader, begin, arguments), max_tasks_per_child=tasks_a_process)
 
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> "Future[T]":
+        """As `ProcessPoolExecutor.submit`."""
+        # A process that starts now would first run the user's program again, which may lack `if __name__ == "__main__"`.
+        program = vars(sys.modules["__main__"]).pop("__file__", None)
+        try:
+            return super().submit(fn, *args, **kwargs)
+        finally:
+            if program is not None:
+                vars(sys.modules["__main__"])["__file__"] = program
+
     def end(self, *, wait: bool = True) -> None:
         """Ends the processes at once, whatever they do; with `wait`, returns when they have ended."""
         self._lifeline.close()
         self.shutdown(wait=wait, cancel_futures=True)
+
+
+def settle_threads(threads: int) -> None:
+    """Bounds the tokenizer's threads, which are one for every core otherwise. Call it before tokenizers is loaded."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
+    os.environ["RAYON_NUM_THREADS"] = str(threads)
 
 
 def _begin(lifeline: Connection, begin: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:

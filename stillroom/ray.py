@@ -1,6 +1,6 @@
 """Bundles as an application of Ray Serve: `serve run stillroom.ray:application bundle=PATH`.
 
-A replica is the whole server but for its connections, which Ray Serve has: the same app, the same queue, and worker processes of its own.
+A replica is one process of the server but for its connections, which Ray Serve has: the same app, the same queue, models of its own.
 So answers are those of `stillroom serve`, a crash of the model's runtime is not one of the replica, and texts that wait share a batch.
 """
 
@@ -30,12 +30,12 @@ from serve.tasks import open_bundle
 if TYPE_CHECKING:
     from ray.serve import Application
 
-# Options of `stillroom serve` about its connections, its front processes and its log, all of which Ray Serve has.
+# Options of `stillroom serve` about its connections, its processes and its log, all of which Ray Serve has.
 OF_THE_SERVER = {
     option.name
     for option in options_of(ServeSettings)
     if option.within == "connections" or option.name.startswith(("tls_", "log_"))
-} - {"bodies_bytes"} | {"host", "port", "allow_host", "fronts", "access_log", "linger_s", "drain_s"}
+} - {"bodies_bytes"} | {"host", "port", "allow_host", "fronts", "processes", "access_log", "linger_s", "drain_s"}
 # How much longer than a request may take a stopping replica has.
 LEAVE_S = 15.0
 
@@ -96,7 +96,6 @@ def _application(given: Mapping[str, Any]) -> "Application":
     settings = replace(
         settings,
         keys=settings.keys and settings.keys.resolve(),  # a replica has another current folder
-        processes=settings.processes or 1,  # a machine with many cores has many replicas
         threads=settings.threads or 1,
     )
     number: dict[str, Any] = {"num_replicas": scale.replicas}
@@ -108,8 +107,7 @@ def _application(given: Mapping[str, Any]) -> "Application":
         ray_serve.ingress(app_builder(bundles, settings, digests, needs_keys=KEYS_VARIABLE in os.environ))(Replica),
         name="stillroom",
         max_ongoing_requests=scale.max_ongoing_requests,
-        # The processor time of a replica is that of its worker processes, and some of reading requests.
-        ray_actor_options={"num_cpus": (settings.processes or 1) * (settings.threads or 1), **on_gpu},
+        ray_actor_options={"num_cpus": settings.threads or 1, **on_gpu},
         graceful_shutdown_timeout_s=settings.limits.answer_s + LEAVE_S,
         **number,
     )

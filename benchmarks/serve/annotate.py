@@ -30,7 +30,7 @@ from serve.model.pipeline import Pipeline, length_batches
 from serve.tasks.served_task import ReadText
 from serve.text.answers import AnswerOptions
 from serve.text.inputs import TextWork
-from serve.workers.offline_pool import length_chunks
+from stillroom.verbs.annotate.pool import length_chunks
 from stillroom.verbs.annotate.reader import InputFile
 from stillroom.verbs.annotate.rows import Columns
 

@@ -1,6 +1,6 @@
 """The latency of single short texts while other clients send the server very long texts, or very many at once.
 
-    python benchmarks/serve/beside_large.py BUNDLE TEXTS [--seconds 10] [--rounds 3] [--share 0.2] [--options '--fronts 2'] [--json F]
+    python benchmarks/serve/beside_large.py BUNDLE TEXTS [--seconds 10] [--rounds 3] [--share 0.2] [--options '--processes 2'] [--json F]
 
 Single texts of TEXTS arrive by a Poisson process, at `--share` of the rate that the server reaches with them alone in a closed loop.
 Three conditions take turns: nobody else asks; one client sends texts of LONG_WORDS words, one after the other, on a connection that

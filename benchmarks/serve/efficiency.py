@@ -1,10 +1,11 @@
 """Measure the share of the bare model's speed that the server reaches over HTTP, and the latency that HTTP adds to one text.
 
-    python benchmarks/serve/efficiency.py BUNDLE TEXTS [--connections 32] [--seconds 4] [--rounds 7] [--json F]
+    python benchmarks/serve/efficiency.py BUNDLE TEXTS [--connections 1 8 32] [--seconds 4] [--rounds 7] [--beside PYTHON] [--json F]
 
 `bare` is tokenise, run and decode without a server on the same texts sorted by length, with the fastest batch size and the faster of
 two processes of one thread and one process of two; `bare unsorted` the same in a random order, as a server gets them. Over HTTP the
-same texts come in random order, 1 and 8 a request, on connections that stay open, from a client on the same cores. All take turns.
+same texts come in random order, 1 and 8 a request, on connections that stay open, from a client on the same cores. `--beside` is the
+Python of another checkout, whose server takes turns with that of this one. All take turns.
 Ratios are paired by rounds, with a 95 % interval (`latency.measure.statistics.paired_ratio`). Every answer is compared with that of
 `Pipeline`; the exit code is 1 if one differs. Requests that the server refused with 429 are counted apart.
 
@@ -160,15 +161,20 @@ class Http:
 
 
 def throughput(
-    servers: dict[int, Server], bare: Bare, tokens: int, http: Http, given: argparse.Namespace
+    servers: dict[str, Server], bare: Bare, tokens: int, http: Http, given: argparse.Namespace
 ) -> dict[str, Any]:
-    """Rounds of bare and of HTTP, by texts a request and front processes, in random order."""
-    turns = {f"http {n}" + (f", {f} fronts" if f > 1 else ""): (n, f) for f in servers for n in TEXTS_A_REQUEST}
+    """Rounds of bare and of HTTP, by texts a request, connections and server, in random order."""
+    turns = {
+        f"{server} {n} a request, {connections} connections": (n, connections, server)
+        for server in servers
+        for n in TEXTS_A_REQUEST
+        for connections in given.connections
+    }
     speeds: dict[str, list[float]] = {name: [] for name in ("bare", "bare unsorted", *turns)}
     shares: dict[str, list[dict[str, float]]] = {name: [] for name in turns}
     guess = {
-        (n, f): len(http.texts) / http.turn(servers[f].place, n, 0, 0, given.connections, 0).seconds
-        for n, f in turns.values()
+        name: len(http.texts) / http.turn(servers[server].place, n, 0, 0, connections, 0).seconds
+        for name, (n, connections, server) in turns.items()
     }
     chance = random.Random(0)
     for turn in range(given.rounds):
@@ -176,20 +182,16 @@ def throughput(
             if name.startswith("bare"):
                 speeds[name].append(bare.texts_per_s(given.seconds, tokens, unsorted=name.endswith("unsorted")))
                 continue
-            a_request, fronts = turns[name]
-            server = servers[fronts]
-            front_s, models_s = server.core_s()
-            driven = http.turn(
-                server.place, a_request, given.seconds, guess[turns[name]], given.connections, seed=1 + turn
-            )
-            front_s, models_s = (
-                after - before for after, before in zip(server.core_s(), (front_s, models_s), strict=True)
-            )
+            a_request, connections, which = turns[name]
+            server = servers[which]
+            before_s = sum(server.core_s())
+            driven = http.turn(server.place, a_request, given.seconds, guess[name], connections, seed=1 + turn)
+            server_s = sum(server.core_s()) - before_s
             texts = driven.having(200) * a_request
             speeds[name].append(texts / driven.seconds)
             shares[name].append({
-                "client_cores": driven.core_s / driven.seconds, "front_cores": front_s / driven.seconds,
-                "models_cores": models_s / driven.seconds, "p99_ms": float(np.percentile(driven.latencies_ms, 99)),
+                "client_cores": driven.core_s / driven.seconds, "server_cores": server_s / driven.seconds,
+                "p50_ms": float(np.percentile(driven.latencies_ms, 50)), "p99_ms": float(np.percentile(driven.latencies_ms, 99)),
             })  # fmt: skip
     found: dict[str, Any] = {
         name: {"texts_per_s": speeds[name], "median": statistics.median(speeds[name])}
@@ -233,12 +235,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("texts", type=Path)
-    parser.add_argument("--connections", type=int, default=32)
+    parser.add_argument("--connections", type=int, nargs="+", default=[32])
     parser.add_argument("--seconds", type=float, default=4.0, help="of one turn")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument(
-        "--fronts", type=int, nargs="+", default=[1], help="front processes of the servers, the first for latency"
-    )
+    parser.add_argument("--beside", help="the Python of another checkout, whose server takes turns with this one's")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     http = Http(given.bundle, read_texts(given.texts))
@@ -249,12 +249,13 @@ def main() -> int:
         bare, tokens, tried = fastest(candidates, given.seconds / 4)
         body_bytes = len(msgspec.json.encode(http.right[0]))
         with noop(body_bytes) as nothing:
-            costs = {f"http {n}": http.cost(nothing, n, given.connections) for n in TEXTS_A_REQUEST}
+            costs = {f"http {n}": http.cost(nothing, n, given.connections[-1]) for n in TEXTS_A_REQUEST}
+        pythons = {"http": sys.executable} | ({"beside": given.beside} if given.beside else {})
         servers = {
-            fronts: stack.enter_context(serving([given.bundle], "--fronts", str(fronts))) for fronts in given.fronts
+            name: stack.enter_context(serving([given.bundle], python=python)) for name, python in pythons.items()
         }
         speeds = throughput(servers, bare, tokens, http, given)
-        latency = added_latency(servers[given.fronts[0]], candidates[0], http, given.rounds)
+        latency = added_latency(servers["http"], candidates[0], http, given.rounds)
     document = {
         "machine": machine_facts(), "bare": f"{bare.name}, batches of {tokens} tokens", "bare_tried": tried, "client_alone": costs,
         "connections": given.connections, "throughput": speeds, "latency": latency, "wrong": http.wrong, "refused": http.refused,
@@ -273,16 +274,15 @@ def say(document: dict[str, Any]) -> None:
     for name, found in document["throughput"].items():
         if name.startswith("bare"):
             continue
-        middle, cost, unsorted = (
-            found["medians"],
-            document["client_alone"][name.partition(",")[0]],
-            found["of_unsorted"],
-        )
+        middle, unsorted = found["medians"], found["of_unsorted"]
         print(
-            f"{name} a request: {found['median']:,.0f} texts/s, {found['of_bare']:.3f} of bare [{found['low']:.3f}, {found['high']:.3f}], "
-            f"{unsorted[0]:.3f} of unsorted [{unsorted[1]:.3f}, {unsorted[2]:.3f}], "
-            f"p99 {middle['p99_ms']:.1f} ms; cores: client {middle['client_cores']:.2f}, front {middle['front_cores']:.2f}, models "
-            f"{middle['models_cores']:.2f}; client alone, no-op server: {cost['requests_per_s']:,.0f}/s, {cost['client_us_a_request']} us"
+            f"{name}: {found['median']:,.0f} texts/s, {found['of_bare']:.3f} of bare [{found['low']:.3f}, {found['high']:.3f}], "
+            f"{unsorted[0]:.3f} of unsorted [{unsorted[1]:.3f}, {unsorted[2]:.3f}], p50 {middle['p50_ms']:.2f} ms, p99 "
+            f"{middle['p99_ms']:.1f} ms; cores: client {middle['client_cores']:.2f}, server {middle['server_cores']:.2f}"
+        )
+    for a_request, cost in document["client_alone"].items():
+        print(
+            f"client alone, no-op server, {a_request} a request: {cost['requests_per_s']:,.0f}/s, {cost['client_us_a_request']} us"
         )
     for percent, row in document["latency"].items():
         print(

@@ -26,7 +26,7 @@ WARM_REQUESTS = 50
 def measured(given: argparse.Namespace) -> list[dict[str, Any]]:
     """A row a load."""
     texts = read_texts(given.texts)
-    options = ["--device", given.device, "--fronts", "1", *(["--variant", given.variant] if given.variant else [])]
+    options = ["--device", given.device, *(["--variant", given.variant] if given.variant else [])]
     if given.device == "cuda":
         options += GPU_OPTIONS
     rows = []

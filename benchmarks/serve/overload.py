@@ -121,12 +121,12 @@ def overloaded(server: Server, path: str, texts: list[str], given: argparse.Name
     recovering = threading.Thread(target=recover)
     timer = threading.Timer(given.seconds, recovering.start)
     timer.start()
-    front_s, models_s = server.core_s()
+    before_s = sum(server.core_s())
     driven = drive(
         server.place, [requests[i] for i in order], connections=given.connections, due_s=poisson_s(rate, queries, 0),
         timeout_s=given.timeout_s,
     )  # fmt: skip
-    front_s, models_s = (after - then for after, then in zip(server.core_s(), (front_s, models_s), strict=True))
+    server_s = sum(server.core_s()) - before_s
     timer.join()
     recovering.join()
     memory.stop()
@@ -144,7 +144,7 @@ def overloaded(server: Server, path: str, texts: list[str], given: argparse.Name
         "refused_ms": percentiles_ms(((driven.ended_s - driven.due_s) * 1000)[statuses == REFUSED]),
         "refused_from_sent_ms": percentiles_ms(((driven.ended_s - driven.sent_s) * 1000)[statuses == REFUSED]),
         "client_late_ms": percentiles_ms(((driven.sent_s - driven.due_s) * 1000)[driven.sent_s > 0]),
-        "cores": {"client": driven.core_s / driven.seconds, "front": front_s / driven.seconds, "models": models_s / driven.seconds},
+        "cores": {"client": driven.core_s / driven.seconds, "server": server_s / driven.seconds},
         "wrong": int(wrong), "unexplained": int(sum(became not in (200, REFUSED, TIMEOUT) for became in driven.became)),
         "rss_mib": {
             "start": memory.rss_bytes[0] / 2**20, "peak": max(memory.rss_bytes) / 2**20, "end": memory.rss_bytes[-1] / 2**20,

@@ -78,9 +78,14 @@ def _of(process: psutil.Process, read: Any) -> Any:
 
 
 @contextlib.contextmanager
-def serving(bundles: Sequence[Path], *options: str, log: Path | None = None) -> Iterator[Server]:
-    """Starts stillroom's server with `bundles` and yields it once ready; ends with SIGTERM. RuntimeError if it does not start."""
-    command = [sys.executable, "-P", "-m", "serve", *map(str, bundles), "--port", "0", *options]
+def serving(
+    bundles: Sequence[Path], *options: str, log: Path | None = None, python: str = sys.executable
+) -> Iterator[Server]:
+    """Starts stillroom's server with `bundles` and yields it once ready; ends with SIGTERM. RuntimeError if it does not start.
+
+    `python` may be that of another checkout's environment.
+    """
+    command = [python, "-P", "-m", "serve", *map(str, bundles), "--port", "0", *options]
     with contextlib.ExitStack() as files:
         stderr = files.enter_context(log.open("ab")) if log else None
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as process:

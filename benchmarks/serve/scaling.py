@@ -1,14 +1,12 @@
-"""Does any process read for all? Requests a second and the busiest process, by worker and front processes, with a model that sleeps.
+"""How evenly connections spread over the processes of a server, and how requests a second grow with them, with a model that sleeps.
 
-    python benchmarks/serve/scaling.py [--processes 1 2 4 8 16] [--connections 32] [--seconds 4] [--rounds 3] [--out scaling.json]
+    python benchmarks/serve/scaling.py [--processes 1 2 4 8 16] [--connections 4] [--seconds 4] [--rounds 3] [--out scaling.json]
 
-The model is a small table whose every run sleeps 1 ms and computes next to nothing, so that more worker processes than cores can work at
-once. Each request has one text, on connections that stay open. For each number of worker processes the server runs with one front
-process and with as many as it takes by itself, in turns. Then 2, 8 and 32 connections ask a server of four fronts: the share of the
-requests that the busiest front answered (0.25 is even).
+The model is a small table whose every run sleeps 1 ms and computes next to nothing, so that more processes than cores can work at once.
+Each request has one text, on connections that stay open: `--connections` for each process.
 
-Shown: requests a second (median of the rounds, lowest and highest), and of the core-seconds of all server processes the share of the
-busiest one. Every answer is compared with the first; the exit code is 1 if one differs.
+Shown: requests a second (median of the rounds, lowest and highest), core time a request, and of all requests the share of the busiest
+process, as a multiple of an equal share. Every answer is compared with the first; the exit code is 1 if one differs.
 """
 
 import argparse
@@ -31,19 +29,18 @@ TEXT = "order a table in Paris"
 
 
 def measured(server: Server, connections: int, seconds: float) -> dict[str, Any]:
-    """Requests a second, the busiest process, and the answers of each front."""
+    """Requests a second, core time, and the answers of the busiest process."""
     requests = [post(server.place, "/v1/entities", text_body(TEXT))] * 64
     drive(server.place, requests, connections=connections)  # warm
     before, answered_before = core_s(server), answered(server)
     count = max(64, round(seconds * 64 / max(1e-3, drive(server.place, requests, connections=connections).seconds)))
     driven = drive(server.place, requests[:1] * count, connections=connections)
     spent = {pid: after - before.get(pid, 0.0) for pid, after in core_s(server).items()}
-    by_front = [now - answered_before.get(front, 0.0) for front, now in answered(server).items()]
+    counts = [now - answered_before.get(process, 0.0) for process, now in answered(server).items()]
     return {
         "requests_per_s": len(driven.bodies) / driven.seconds,
-        "busiest_share": max(spent.values()) / sum(spent.values()),
-        "core_us_a_request": 1e6 * sum(spent.values()) / sum(by_front),
-        "busiest_front_share": max(by_front) / sum(by_front),
+        "core_us_a_request": 1e6 * sum(spent.values()) / sum(counts),
+        "busiest_of_equal": max(counts) * len(counts) / sum(counts),
         "answers": {results(body) for body in driven.bodies},
     }
 
@@ -54,10 +51,10 @@ def core_s(server: Server) -> dict[int, float]:
 
 
 def answered(server: Server) -> dict[str, float]:
-    """Requests answered, of each front (of the only one under an empty name)."""
+    """Requests answered, of each process."""
     text = get(server.place, "/metrics")[1].decode()
-    series = r'^stillroom_requests_total{(?:front="(\d+)",)?endpoint="/v1/entities",status="200"} (\S+)$'
-    return {front: float(count) for front, count in re.findall(series, text, re.MULTILINE)}
+    series = r'^stillroom_requests_total{process="(\d+)",endpoint="/v1/entities",status="200"} (\S+)$'
+    return {process: float(count) for process, count in re.findall(series, text, re.MULTILINE)}
 
 
 def results(body: bytes | None) -> str:
@@ -69,7 +66,7 @@ def main() -> int:
     """Measure and print; 1 if an answer differs."""
     reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     reader.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4, 8, 16])
-    reader.add_argument("--connections", type=int, default=32)
+    reader.add_argument("--connections", type=int, default=4)
     reader.add_argument("--seconds", type=float, default=4.0)
     reader.add_argument("--rounds", type=int, default=3)
     reader.add_argument("--out", type=Path)
@@ -78,35 +75,24 @@ def main() -> int:
     rows, answers = [], set()
     with tempfile.TemporaryDirectory() as folder:
         bundle = write_bundles(Path(folder))[0]
-        runs = [(n, fronts) for n in given.processes for fronts in sorted({1, -(-n // 4)})]
-        found: dict[tuple[int, int], list[dict[str, Any]]] = {run: [] for run in runs}
+        found: dict[int, list[dict[str, Any]]] = {n: [] for n in given.processes}
         for _ in range(given.rounds):
-            for processes, fronts in runs:
-                with serving(
-                    [bundle], "--processes", str(processes), "--fronts", str(fronts), "--no-access-log"
-                ) as server:
-                    found[processes, fronts].append(measured(server, given.connections, given.seconds))
-        for (processes, fronts), each in found.items():
+            for processes, each in found.items():
+                with serving([bundle], "--processes", str(processes), "--no-access-log") as server:
+                    each.append(measured(server, given.connections * processes, given.seconds))
+        for processes, each in found.items():
             rates = [one["requests_per_s"] for one in each]
-            row: dict[str, Any] = {
-                "processes": processes,
-                "fronts": fronts,
+            row: dict[str, Any] = {"processes": processes, "connections": given.connections * processes}
+            row |= {
                 "requests_per_s": round(statistics.median(rates)),
+                "lowest": round(min(rates)),
+                "highest": round(max(rates)),
             }
-            row |= {"lowest": round(min(rates)), "highest": round(max(rates))}
-            for name, digits in (("busiest_share", 2), ("core_us_a_request", 0)):
-                row[name] = round(statistics.median(one[name] for one in each), digits)
+            row["core_us_a_request"] = round(statistics.median(one["core_us_a_request"] for one in each))
+            row["busiest_of_equal"] = round(max(one["busiest_of_equal"] for one in each), 3)
             rows.append(row)
             answers |= set().union(*(one["answers"] for one in each))
             print(json.dumps(row), flush=True)
-        for connections in (2, 8, 32):
-            with serving([bundle], "--processes", "4", "--fronts", "4", "--no-access-log") as server:
-                one = measured(server, connections, given.seconds)
-            rows.append(
-                {"fronts": 4, "connections": connections, "busiest_front_share": round(one["busiest_front_share"], 3)}
-            )
-            answers |= one["answers"]
-            print(json.dumps(rows[-1]), flush=True)
     if given.out:
         given.out.write_text(json.dumps({"machine": machine_facts(), "rows": rows}, indent=1) + "\n", encoding="utf-8")
     print(f"different answers: {len(answers)}")

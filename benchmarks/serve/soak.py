@@ -1,15 +1,15 @@
 """Run mixed traffic for minutes or hours, and check that the server loses no answer, gives no wrong one, and does not grow.
 
     python benchmarks/serve/soak.py ENTITIES_BUNDLE CLASSES_BUNDLE TEXTS [--minutes 30] [--connections 8] [--kill-every-s 60]
-        [--reload-every-s 0] [--options '--fronts 2 --processes 4'] [--warm-up-minutes 5] [--log F] [--json F]
+        [--reload-every-s 0] [--options '--processes 4'] [--warm-up-minutes 5] [--log F] [--json F]
 
 One server serves both bundles. Texts have 1 to 2,000 characters of the words of TEXTS, other scripts and emoji. One request in eight is
 bad and needs its own status; some clients close the connection in mid-request. `--kill-every-s` kills a random child process of the
 server (0: never), `--reload-every-s` sends the server a SIGHUP (0: never). Each answer is compared with that of `Pipeline`.
 
-A 503 within KILL_S after a kill is allowed and counted separately, since the killed process had requests; where `--options` of the
-server ask for several fronts, a closed connection too, since a front may be killed. So is a 429 to at most MOST_REFUSED of all requests,
-since texts queue up while a process is replaced. The exit code is 1 if any other answer is wrong or lost.
+A closed connection and a 503 within KILL_S after a kill are allowed and counted separately, since the killed process had requests.
+So is a 429 to at most MOST_REFUSED of all requests, since texts queue up while a process is replaced. The exit code is 1 if any other
+answer is wrong or lost.
 
 Memory: the slope, by least squares after the warm-up, of the resident memory of all processes, and of the first one alone, over the
 samples with the usual number of processes (a killed process is missing until it is replaced).
@@ -88,8 +88,8 @@ class Disturber(threading.Thread):
 class Judge:
     """Compares answers with the right ones, and counts."""
 
-    def __init__(self, *, fronts_die: bool) -> None:
-        self.fronts_die = fronts_die
+    def __init__(self, *, processes_die: bool) -> None:
+        self.processes_die = processes_die
         self.counts: Counter[str] = Counter()
         self.shown: list[dict[str, Any]] = []
         self._known: dict[bytes, bytes] = {}  # request -> the bytes that were right
@@ -108,7 +108,7 @@ class Judge:
 
     def _verdict(self, asked: Asked, status: Became, body: bytes, killed: bool) -> str:
         if isinstance(status, str):  # a timeout, or a kind of error
-            return "closed by a kill" if killed and self.fronts_die and status != TIMEOUT else "lost"
+            return "closed by a kill" if killed and self.processes_die and status != TIMEOUT else "lost"
         if status == 503:
             return "unavailable after a kill" if killed else "unavailable"
         if status == 429:
@@ -165,16 +165,16 @@ def soaked(server: Server, given: argparse.Namespace) -> dict[str, Any]:
         for asked in good_requests(server.place, bundle, texts, REQUESTS_MADE, seed=number)
     ]
     bad = bad_requests(server.place, Limits())
-    chance, judge = random.Random(4), Judge(fronts_die="--fronts" in given.options)
+    chance, judge = random.Random(4), Judge(processes_die=given.kill_every_s > 0)
     disturber = Disturber(server, given.kill_every_s, given.reload_every_s)
     samples: list[dict[str, float]] = []
     began_s = told_s = time.monotonic()
     disturber.start()
     while (at_s := time.monotonic() - began_s) < given.minutes * 60:
         tree = server.tree()
-        front_bytes = server.process.memory_info().rss
+        first_bytes = server.process.memory_info().rss
         samples.append(
-            {"at_s": at_s, "processes": len(tree), "rss_bytes": server.rss_bytes(), "front_rss_bytes": front_bytes}
+            {"at_s": at_s, "processes": len(tree), "rss_bytes": server.rss_bytes(), "first_rss_bytes": first_bytes}
         )
         asked = [chance.choice(bad) if chance.random() < BAD_SHARE else chance.choice(good) for _ in range(SLICE)]
         for each in chance.choices(good, k=HANG_UPS):
@@ -197,7 +197,7 @@ def soaked(server: Server, given: argparse.Namespace) -> dict[str, Any]:
         "minutes": given.minutes, "requests": sum(judge.counts.values()), "counts": dict(judge.counts),
         "kills": len(disturber.kills_s), "reloads": len(disturber.reloads_s), "faults": judge.faults,
         "memory_mib_an_hour": slope_mib_an_hour(samples, "rss_bytes", warm_up_s),
-        "front_memory_mib_an_hour": slope_mib_an_hour(samples, "front_rss_bytes", warm_up_s),
+        "first_memory_mib_an_hour": slope_mib_an_hour(samples, "first_rss_bytes", warm_up_s),
         "shown": judge.shown, "samples": samples,
     }  # fmt: skip
 
@@ -220,7 +220,7 @@ def main() -> int:
     given = parser.parse_args()
     with serving([given.entities, given.classes], *given.options.split(), log=given.log) as server:
         found = soaked(server, given)
-    for key in ("requests", "counts", "kills", "reloads", "faults", "memory_mib_an_hour", "front_memory_mib_an_hour"):
+    for key in ("requests", "counts", "kills", "reloads", "faults", "memory_mib_an_hour", "first_memory_mib_an_hour"):
         print(f"{key:28s}{json.dumps(found[key])}")
     for each in found["shown"][:SHOWN]:
         print(json.dumps(each, ensure_ascii=False, indent=1))

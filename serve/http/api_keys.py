@@ -1,4 +1,4 @@
-"""API keys, their limits, and how much of them is used: counted by one process, or shared by all front processes."""
+"""API keys, their limits, and how much of them is used: counted by one process, or shared by all processes."""
 
 import hashlib
 import hmac
@@ -28,7 +28,7 @@ RATE = re.compile(r"(\d+(?:\.\d+)?)/(s|min|h)")
 SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 # Weight of the newest request in the running estimate of how long one takes.
 SMOOTHING = 0.1
-# Keys with limits that the front processes of one server can count, those that were withdrawn included.
+# Keys with limits that the processes of one server can count, those that were withdrawn included.
 MOST_KEYS = 4096
 
 
@@ -38,8 +38,8 @@ class Counts(NamedTuple):
     bucket: "memoryview[float]"
     """Requests that may begin, and 1 + the time in seconds of that count; 0 before the first."""
     running: "memoryview[float]"
-    """Requests under way, of each front process."""
-    front: int
+    """Requests under way, of each process."""
+    process: int
     locked: AbstractContextManager[Any]
 
 
@@ -56,22 +56,22 @@ def own_counts(digest: bytes) -> Counts:
 class SharedCounts:
     """Counts in memory that all processes forked from this one share."""
 
-    def __init__(self, fronts: int) -> None:
-        self._width = 2 + fronts
+    def __init__(self, processes: int) -> None:
+        self._width = 2 + processes
         self._digests = mmap.mmap(-1, 32 * MOST_KEYS)
         self._numbers = memoryview(mmap.mmap(-1, 8 * self._width * MOST_KEYS)).cast("d")
         self._locked = FileLock()
 
-    def of_front(self, front: int) -> Callable[[bytes], Counts]:
-        """Makes the counts of a key for the front process `front`, to be called there: it starts without requests under way.
+    def of_process(self, process: int) -> Callable[[bytes], Counts]:
+        """Makes the counts of a key for the process `process`, to be called there: it starts without requests under way.
 
         BadInput if there is no room for another key.
         """
         for slot in range(MOST_KEYS):
-            self._numbers[slot * self._width + 2 + front] = 0.0
-        return partial(self._counts, front)
+            self._numbers[slot * self._width + 2 + process] = 0.0
+        return partial(self._counts, process)
 
-    def _counts(self, front: int, digest: bytes) -> Counts:
+    def _counts(self, process: int, digest: bytes) -> Counts:
         first = int.from_bytes(digest[:4])
         with self._locked:
             for slot in ((first + tried) % MOST_KEYS for tried in range(MOST_KEYS)):
@@ -79,9 +79,9 @@ class SharedCounts:
                 if known == digest or not any(known):
                     self._digests[32 * slot : 32 * slot + 32] = digest
                     numbers = self._numbers[slot * self._width : (slot + 1) * self._width]
-                    return Counts(numbers[:2], numbers[2:], front, self._locked)
+                    return Counts(numbers[:2], numbers[2:], process, self._locked)
         raise BadInput(
-            f"this server has had {MOST_KEYS:,} keys with limits since it started; restart it, or give --fronts 1"
+            f"this server has had {MOST_KEYS:,} keys with limits since it started; restart it, or give --processes 1"
         )
 
 
@@ -97,7 +97,7 @@ class FileLock:
                 self._file = os.dup(file.fileno())
 
     def __enter__(self) -> None:
-        import fcntl  # not on Windows, where there is one front
+        import fcntl  # not on Windows, where there is one process
 
         fcntl.lockf(self._file, fcntl.LOCK_EX)
 
@@ -139,7 +139,7 @@ class Key:
         """Counts a request that begins. RateLimited, with `retry_after_s`, if it is over the key's limits."""
         if not self._limited:
             return
-        bucket, running, front, locked = self._counts
+        bucket, running, process, locked = self._counts
         most, rate_per_s = self.limits.concurrency, self.limits.rate_per_s
         with locked:
             if most is not None and self.running >= most:
@@ -161,12 +161,12 @@ class Key:
                         retry_after_s=wait_s,
                     )
                 bucket[0] = tokens - 1
-            running[front] += 1
+            running[process] += 1
 
     def leave(self, took_s: float) -> None:
         """Counts a request that ended."""
         if self._limited:
-            self._counts.running[self._counts.front] -= 1  # no other process writes this number
+            self._counts.running[self._counts.process] -= 1  # no other process writes this number
         self._request_s += SMOOTHING * (took_s - self._request_s) if self._request_s else took_s
 
 

@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,26 +21,28 @@ from serve.errors import BadInput, BundleError, StillroomError
 from serve.files import drop_unwritten
 from serve.http.access import Access, Bodies, Origins
 from serve.http.api_keys import KEYS_VARIABLE, MakeCounts, SharedCounts, key_texts, keyring_of, own_counts, read_keys
-from serve.http.connections.fronts import HttpProcesses, ProcessShare
 from serve.http.connections.limits import Watch
+from serve.http.connections.processes import HttpProcesses, ProcessShare
 from serve.http.connections.server import CUT_OFF_S, LEAVE_S, Server
 from serve.http.connections.sockets import is_loopback, listening, openable_connections, surviving_hangup, tls_context
-from serve.http.deadlines import in_a_thread
 from serve.http.middleware import RequestMiddleware, on_http_exception, on_stillroom_error
 from serve.http.service import Service
 from serve.http.v2_routes import routes as v2_routes
-from serve.observe.front_metrics import FrontMetrics
 from serve.observe.logs import logging_to_stderr
 from serve.observe.metrics import Counter, Metrics
+from serve.observe.process_metrics import ProcessMetrics
 from serve.observe.tracing import traces_from_environment
-from serve.settings import WORKERS_A_FRONT, ServeSettings
+from serve.settings import ServeSettings
 from serve.tasks import SERVED_TASKS
-from serve.workers.supervisor import ServedModel, processes_for
+from serve.workers.model_thread import in_a_thread
+from serve.workers.served_model import ServedModel, processes_for
 
 log = logging.getLogger("serve")
 
 # How long the keys, and the certificate, may take to be read again.
 READ_S = 10.0
+# How long a process whose model is broken answers errors before it ends.
+BROKEN_S = 0.5
 
 
 def create_app(
@@ -48,11 +51,12 @@ def create_app(
     access: Access | None = None,
     *,
     known: Collection[str] = (),
+    openvino: bool | None = None,
 ) -> Starlette:
     """The ASGI app that serves `bundles`, folders or URLs, each verified here. Its `state.service` is the `Service`.
 
-    Of `settings` those about connections, processes that read, and the log are left to the caller. `access` checks keys and origins;
-    without it every client may ask. `known` is as in `ServedModel`, for every bundle.
+    The models run in threads of this process. Of `settings` those about connections, processes and the log are left to the caller.
+    `access` checks keys and origins; without it every client may ask. `known` and `openvino` are as in `ServedModel`, for every bundle.
     BundleError when a bundle is damaged; BadInput when there is none, two have the same name, or an alias is wrong.
     """
     if not bundles:
@@ -66,8 +70,8 @@ def create_app(
             metrics,
             variant=settings.variant,
             threads=settings.threads,
-            processes=settings.processes,
             device=settings.device,
+            openvino=openvino,
             known=known,
         )
         for bundle in bundles
@@ -140,10 +144,12 @@ def serve(
     server cannot listen on the address, or the keys or the certificate cannot be used; and the errors of `create_app`.
     """
     settings = settings or ServeSettings()
-    fronts, processes = fronts_of(settings)
+    processes = processes_of(settings)
     logs = partial(logging_to_stderr, settings.log_format, requests=settings.access_log, quiet=quiet)
     with surviving_hangup(), logs():
-        server = _server(bundles, settings) if fronts == 1 else None
+        if settings.fronts:
+            log.warning("--fronts is ignored: each of the %d processes reads requests; leave it out", processes)
+        server = None if processes else _server(bundles, settings)
         with listening(settings.host, settings.port) as listener:
             if not (knows_clients(settings) or is_loopback(settings.host)):
                 log.warning(
@@ -157,16 +163,16 @@ def serve(
             if server:
                 server.run(listener, opened)
                 return
-            counts = SharedCounts(fronts)
+            counts = SharedCounts(processes)
 
             def work(share: ProcessShare) -> None:
                 with logs():
-                    _server(bundles, of_front(settings, share, processes), share, counts).run(
+                    _server(bundles, of_process(settings, share), share, counts).run(
                         share.control, lambda: share.send({"digests": share.digests})
                     )
 
             leave_s = settings.drain_s + CUT_OFF_S + LEAVE_S
-            HttpProcesses(listener, fronts, work, linger_s=settings.linger_s, leave_s=leave_s, opened=opened).run()
+            HttpProcesses(listener, processes, work, linger_s=settings.linger_s, leave_s=leave_s, opened=opened).run()
 
 
 def knows_clients(settings: ServeSettings) -> bool:
@@ -188,33 +194,27 @@ def hosts_of(settings: ServeSettings) -> frozenset[str]:
     return frozenset({settings.host, *settings.allow_host})
 
 
-def fronts_of(settings: ServeSettings) -> tuple[int, int]:
-    """How many front processes there are, and how many worker processes of each model in all. BadInput if these do not suffice."""
-    processes = settings.processes or processes_for(settings.device, settings.threads or 1)
-    forks = hasattr(os, "fork")
-    fronts = settings.fronts or (-(-processes // WORKERS_A_FRONT) if forks else 1)
-    if fronts > processes:
-        raise BadInput(
-            f"--fronts is {fronts}, and each model has {processes} worker processes; give at most as many fronts, or more --processes"
-        )
-    if fronts > 1 and not forks:
-        raise BadInput(f"--fronts is {fronts}; this system cannot fork processes, give --fronts 1")
-    return fronts, processes
+def processes_of(settings: ServeSettings) -> int:
+    """How many processes serve beside the one that starts them; 0 where the system cannot fork, and this one serves alone."""
+    if hasattr(os, "fork"):
+        return settings.processes or processes_for(settings.device, settings.threads or 1)
+    if (settings.processes or 1) > 1:
+        raise BadInput(f"--processes is {settings.processes}; this system cannot fork processes, give --processes 1")
+    return 0
 
 
-def of_front(settings: ServeSettings, share: ProcessShare, processes: int) -> ServeSettings:
-    """The settings of one front process: its part of what is bounded for the whole server."""
+def of_process(settings: ServeSettings, share: ProcessShare) -> ServeSettings:
+    """The settings of one process: its part of what is bounded for the whole server."""
     whole, most = settings.connections, settings.limits
     connections = replace(
         whole,
         connections=share.part(whole.connections),
         # A body that is allowed must fit, and so must one request's texts, and one answer that its client has not read.
-        bodies_bytes=max(most.body_bytes, share.part(whole.bodies_bytes)),
-        unsent_bytes=max(most.answer_bytes, share.part(whole.unsent_bytes)),
+        bodies_bytes=share.part(whole.bodies_bytes, most.body_bytes),
+        unsent_bytes=share.part(whole.unsent_bytes, most.answer_bytes),
     )
-    own = processes // share.fronts + (share.number < processes % share.fronts)
-    limits = replace(most, queued_texts=max(most.texts, share.part(most.queued_texts)))
-    return replace(settings, processes=own, connections=connections, limits=limits)
+    limits = replace(most, queued_texts=share.part(most.queued_texts, most.texts))
+    return replace(settings, connections=connections, limits=limits)
 
 
 def _server(
@@ -223,8 +223,8 @@ def _server(
     share: ProcessShare | None = None,
     counts: SharedCounts | None = None,
 ) -> Server:
-    """The server with these settings, or with `share` and `counts` one front process of it."""
-    key_counts = counts.of_front(share.number) if counts and share else own_counts
+    """The server with these settings, or with `share` and `counts` one process of it."""
+    key_counts = counts.of_process(share.number) if counts and share else own_counts
     access = Access(
         read_keys(settings.keys, counts=key_counts),
         Origins(settings.allow_origin),
@@ -232,8 +232,9 @@ def _server(
         hosts=hosts_of(settings),
     )
     tls = tls_context(settings)
-    # A front that replaces another serves what the others do.
-    app = create_app(bundles, settings, access, known=share.digests.values() if share else ())
+    # A process that replaces another serves what the others do.
+    known, openvino = (share.digests.values(), share.openvino) if share else ((), None)
+    app = create_app(bundles, settings, access, known=known, openvino=openvino)
     service: Service = app.state.service
     most = openable_connections(settings.connections.connections)
     watch = Watch(replace(settings.connections, connections=most), service.metrics)
@@ -256,7 +257,7 @@ def _server(
 
 
 def _join(service: Service, watch: Watch, share: ProcessShare) -> None:
-    """Makes the server one of several front processes. BundleError if the others serve another bundle."""
+    """Makes the server one of several processes. BundleError if the others serve another bundle."""
 
     def served() -> dict[str, str]:
         return {name: model.manifest.digest for name, model in service.models.items()}
@@ -282,8 +283,20 @@ def _join(service: Service, watch: Watch, share: ProcessShare) -> None:
         share.board.closed[share.number] += 1
 
     watch.on_closed = count_closed
-    service.fronts = FrontMetrics(service.metrics, share.sockets, share.number, share.fronts)
-    restarts = Counter("stillroom_front_restarts", "Processes that replaced this front", [], service.metrics.registry)
+
+    def note_life() -> None:
+        share.board.lives_s[share.number] = int(time.monotonic())
+
+    def end(reason: str) -> None:
+        """Ends this process, in which a thread cannot be ended, once its requests have got an error; another one is started."""
+        asyncio.get_running_loop().call_later(BROKEN_S, os._exit, 1)
+
+    watch.on_turn = note_life
+    service.on_broken = end
+    service.process_metrics = ProcessMetrics(service.metrics, share.sockets, share.number, share.processes)
+    restarts = Counter(
+        "stillroom_process_restarts", "Processes that replaced this one after it died", [], service.metrics.registry
+    )
     restarts.labels().inc(share.board.starts[share.number] - 1)
     service.on_warm = warm
     service.all_warm = lambda: all(share.board.warm)

@@ -1,12 +1,6 @@
-"""Ends waits whose time is up: those for answers with one timer for all of them, and those for a thread."""
+"""Ends waits for answers whose time is up, with one timer for all of them."""
 
 import asyncio
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future
-from typing import TypeVar
-
-Result = TypeVar("Result")
 
 # A wait ends at most this long after its time.
 TICK_S = 0.005
@@ -56,27 +50,3 @@ class Deadlines:
                     wait.set_exception(TimeoutError())
         if self._waits:
             self._fire_at(min(self._waits), loop)
-
-
-async def in_a_thread(call: Callable[[], Result], limit_s: float) -> Result:
-    """What `call` returns or raises, a TimeoutError of its own too. TimeoutError after `limit_s`; then nobody waits for it any longer.
-
-    Unlike with asyncio.to_thread, the program may end before it does: a download may take long.
-    """
-    outcome: Future[Result] = Future()
-    outcome.set_running_or_notify_cancel()  # from now on it cannot be cancelled
-
-    def work() -> None:
-        try:
-            outcome.set_result(call())
-        except BaseException as error:
-            outcome.set_exception(error)
-
-    threading.Thread(target=work, name="reload", daemon=True).start()
-    try:
-        async with asyncio.timeout(limit_s) as limit:
-            return await asyncio.wrap_future(outcome)
-    except TimeoutError as error:
-        if not limit.expired():
-            raise
-        raise TimeoutError(f"it took longer than {limit_s:g} s") from error

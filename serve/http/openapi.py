@@ -21,7 +21,7 @@ from serve.options import options_of
 from serve.settings import Limits
 from serve.tasks import SERVED_TASKS, task_of
 from serve.text.answers import WIDEST_VECTOR, AnswerOptions
-from serve.workers.supervisor import ModelDescription
+from serve.workers.served_model import ModelDescription
 
 
 class OpenaiModel(TypedDict):
@@ -81,7 +81,7 @@ BODY_ERRORS = {
 }
 MODEL_ERRORS = {
     "429": "the queue is full, or the key is over its limits; Retry-After gives the seconds to wait",
-    "503": "no worker process can answer now",
+    "503": "no model can answer now",
     "504": f"no answer in the time allowed: the server's limit, or the client's milliseconds in {TIMEOUT_HEADER}",
 }
 HEADERS: dict[str, Schema] = {

@@ -17,22 +17,21 @@ from serve.bundle.remote_files import shown
 from serve.errors import BadInput, BundleError, DeadlineExceeded, NotFound, StillroomError, Unavailable
 from serve.http.connections.exchange import GONE
 from serve.http.connections.sockets import reloading_on_hangup
-from serve.http.deadlines import Deadlines, in_a_thread
+from serve.http.deadlines import Deadlines
 from serve.http.middleware import JsonResponse
 from serve.http.openapi import ADDRESS, BASE, content_security_policy, docs_page, openapi
 from serve.http.request_bodies import decode, read_json
-from serve.model.work_items import Work
-from serve.observe.front_metrics import FrontMetrics
 from serve.observe.logs import FIELDS
 from serve.observe.metrics import Metrics
+from serve.observe.process_metrics import ProcessMetrics
 from serve.observe.request_context import TIMEOUT_HEADER, TIMEOUT_NAME, client_timeout_s, context_of, headers_of
 from serve.observe.tracing import Traces
 from serve.settings import Limits
 from serve.tasks.served_task import ServedTask
-from serve.text.inputs import TextWork
+from serve.text.inputs import TextWork, Work
 from serve.wording import counted
-from serve.workers.process import WorkOutput
-from serve.workers.supervisor import ServedModel
+from serve.workers.model_thread import WorkOutput, in_a_thread
+from serve.workers.served_model import ServedModel
 
 log = logging.getLogger("serve")
 
@@ -83,11 +82,13 @@ class Service:
         self.aliases = dict(aliases)
         self.page = PAGE.read_bytes()
         self.page_headers = {"Content-Security-Policy": content_security_policy(self.page.decode("utf-8"))}
-        self.fronts: FrontMetrics | None = None
-        """The metrics of all front processes, if there are several."""
+        self.process_metrics: ProcessMetrics | None = None
+        """The metrics of all processes, if there are several."""
         self.on_warm: Callable[[], None] = lambda: None
         self.all_warm: Callable[[], bool] = lambda: True
-        """Whether every front process has had its models."""
+        """Whether every process has had its models."""
+        self.on_broken: Callable[[str], None] = lambda reason: None
+        """Called with the reason when only a new process can run a model."""
         self.on_reloaded: Callable[[], None] = lambda: None
         self._warming: asyncio.Task[None] | None = None
         self._last_api_description: ApiDescription | None = None
@@ -95,13 +96,14 @@ class Service:
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        """Starts the worker processes in the background; first requests wait for them. At the end it finishes accepted requests."""
+        """Opens the models in the background; first requests wait for them. At the end it finishes accepted requests."""
         self._warming = asyncio.create_task(self._start())
         try:
             reloads = filter(None, [self.read_again, self.reload])
-            async with reloading_on_hangup(*reloads), self.fronts.answering() if self.fronts else nullcontext():
+            others = self.process_metrics.answering() if self.process_metrics else nullcontext()
+            async with reloading_on_hangup(*reloads), others:
                 yield
-        finally:  # after an error too, so that no process is left behind
+        finally:
             if not self._warming.done():
                 self._warming.cancel()
             await asyncio.wait([self._warming])
@@ -147,7 +149,7 @@ class Service:
 
     def full_s(self) -> float:
         """Estimated seconds until the queue of one of the models has room; 0 if one has room."""
-        return min((model.batcher.full_s for model in self.models.values()), default=0.0)
+        return min((model.full_s for model in self.models.values()), default=0.0)
 
     def unready(self) -> Unavailable | None:
         """Why some model cannot answer now; None if all can."""
@@ -156,14 +158,14 @@ class Service:
         if self._warming is None or not self._warming.done():
             return WARMING
         if idle := [name for name, model in self.models.items() if not model.ready]:
-            return Unavailable(f"no worker process runs for {', '.join(map(repr, idle))}; see the server's log")
+            return Unavailable(f"no model runs for {', '.join(map(repr, idle))}; see the server's log")
         if not self.all_warm():
             return WARMING
         return None
 
     async def metrics_text(self, request: Request) -> Response:
         """GET /metrics, for Prometheus."""
-        text = await self.fronts.text() if self.fronts else self.metrics.text()
+        text = await self.process_metrics.text() if self.process_metrics else self.metrics.text()
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def openapi(self, request: Request) -> Response:
@@ -286,6 +288,7 @@ class Service:
                     raise BundleError(
                         f"{shown(old.source)} now holds {new.manifest.name!r}, not {name!r}; restart the server to serve it"
                     )
+                new.on_broken = self.on_broken
                 await new.start()
             except (StillroomError, OSError) as error:
                 log.error("model %r stays as it was; its bundle cannot be opened again: %s", name, error)
@@ -304,11 +307,12 @@ class Service:
     async def _start(self) -> None:
         began_s, all_warm = time.perf_counter(), True
         for model in self.models.values():
+            model.on_broken = self.on_broken
             try:
                 await model.start()
             except (StillroomError, OSError) as error:
                 log.error("model %r cannot be served: %s", model.manifest.name, error)
-                model.batcher.give_up(f"model {model.manifest.name!r} cannot be served; see the server's log")
+                model.give_up(f"model {model.manifest.name!r} cannot be served; see the server's log")
                 all_warm = False
         if all_warm:
             self.on_warm()

@@ -5,20 +5,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypedDict, Unpack, overload
+from typing import Any, NamedTuple, TypedDict, Unpack, overload
 
 import numpy as np
 from tokenizers import Encoding
 
+from serve.bundle.manifest import Bundle
 from serve.bundle.runtimes import Device, choose
 from serve.errors import BadInput, BundleError, InternalError, StillroomError
 from serve.model.session import Session
-from serve.model.work_items import Logits, Parts, TokenWork, Work
 from serve.tasks import Answer, open_bundle, task_of
 from serve.tasks.served_task import ReadText, model_facts
 from serve.text.answers import AnswerOptions, EncodingFormat, OffsetUnit
 from serve.text.entity_markers import MARKERS
-from serve.text.inputs import TextWork, as_texts, pairs_of, require_unicode, second_texts
+from serve.text.inputs import TextWork, TokenWork, Work, as_texts, pairs_of, require_unicode, second_texts
 from serve.text.spans import Aggregation
 from serve.text.tokenizer import load_tokenizer, panics_are_errors
 from serve.text.windows import Row, TokenRow, WindowedText, cut
@@ -42,6 +42,25 @@ GPU_RUN_COSTS_TOKENS = 1024
 WARM_UP_SHAPES = ((1, 8), (1, 128), (8, 32))
 
 
+class Logits(NamedTuple):
+    """The logits of one `TokenWork`: float32 in C order, little-endian."""
+
+    shape: list[int]
+    data: bytes
+
+
+class Parts(NamedTuple):
+    """Times of one run of the model, how many of its tokens were padding, and how sure it was of the answers that it completed."""
+
+    texts: int
+    tokens: int
+    padded_tokens: int
+    tokenise_s: float
+    run_s: float
+    decode_s: float
+    scores: Sequence[float] = ()
+
+
 WorkResult = Answer | Logits | StillroomError
 # What the model reads of one work item.
 Read = Row | WindowedText
@@ -63,7 +82,7 @@ class PipelineOptions(TypedDict, total=False):
 
 
 class Pipeline:
-    """An opened bundle, of a folder or a URL; call it with texts.
+    """An opened bundle, of a folder, of a URL or one that was read before; call it with texts.
 
     `variant` is a precision that the bundle has (None: its default), `threads` the threads of one call of the model (None: one
     for every core that this process may use). `openvino` says whether a variant for OpenVINO runs in it (None: where it is
@@ -83,7 +102,7 @@ class Pipeline:
 
     def __init__(
         self,
-        bundle_path: Path | str,
+        bundle_path: Path | str | Bundle,
         variant: str | None = None,
         threads: int | None = None,
         *,
@@ -91,7 +110,7 @@ class Pipeline:
         device: Device = "cpu",
         log_notes: bool = True,
     ) -> None:
-        self.bundle = open_bundle(bundle_path)
+        self.bundle = bundle_path if isinstance(bundle_path, Bundle) else open_bundle(bundle_path)
         self.manifest = self.bundle.manifest
         self.variant, self.runtime, notes = choose(self.bundle, variant, openvino=openvino, device=device)
         for note in notes if log_notes else ():
@@ -336,6 +355,22 @@ class Pipeline:
                 f"the graph of {self.manifest.name!r} ({self.variant}) gives logits of shape {list(shape)} for one text of "
                 f"{len(encoding)} tokens; its task and labels need {list(expected)}: export the bundle again"
             )
+
+
+def open_pipeline(bundle: Bundle, variant: str, threads: int, device: Device, *, openvino: bool) -> Pipeline:
+    """The bundle as a warm `Pipeline`.
+
+    Where OpenVINO cannot run it, as where a process must not write code (`MemoryDenyWriteExecute` of systemd), onnxruntime runs it.
+    """
+    try:
+        pipeline = Pipeline(bundle, variant, threads, openvino=openvino, device=device, log_notes=False)
+    except BundleError as error:
+        if not openvino:
+            raise
+        log.error("OpenVINO cannot run %s here, and onnxruntime runs it instead: %s", bundle.path, error)
+        pipeline = Pipeline(bundle, variant, threads, openvino=False, device=device, log_notes=False)
+    pipeline.warm_up()
+    return pipeline
 
 
 def _rows_of(read: Read) -> int:

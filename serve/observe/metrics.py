@@ -131,7 +131,7 @@ class Metrics:
         )
         self.queue_seconds = Histogram(
             "stillroom_queue_seconds",
-            "Seconds that a request waited for a worker process: the wait of the text that was answered last",
+            "Seconds that a request waited for the model: the wait of the text that was answered last",
             ["model"],
             STAGE_BUCKETS_S,
             registry,
@@ -154,12 +154,9 @@ class Metrics:
         )
         self.released = Counter(
             "stillroom_batches_released",
-            "Batches given to a worker process, by reason: idle (it was idle or new), full, freed (it took all waiting texts)",
+            "Batches given to the model, by reason: idle (nothing was computed), full, freed (it took all waiting texts)",
             ["model", "reason"],
             registry=registry,
-        )
-        self.restarts = Counter(
-            "stillroom_process_restarts", "Attempts to replace a worker process that died", ["model"], registry=registry
         )
         self.reloads = Counter(
             "stillroom_reloads", "Bundles opened again while served", ["model", "result"], registry=registry
@@ -179,7 +176,7 @@ class Metrics:
             "stillroom_drift_alarms", "How often texts became unlike those of validation", watched, registry=registry
         )
         self.queue_texts = Gauge("stillroom_queue_texts", "Texts that wait for the model", ["model"], registry=registry)
-        self.processes = Gauge("stillroom_processes", "Worker processes that can compute", ["model"], registry=registry)
+        self.processes = Gauge("stillroom_processes", "Processes that can compute", ["model"], registry=registry)
         self.model_info = Gauge(
             "stillroom_model_info", "1 for each model served", ["model", "task", "variant", "digest"], registry=registry
         )
@@ -214,14 +211,14 @@ class Metrics:
         variant: str,
         digest: str,
         waiting_texts: Callable[[], int],
-        processes: Callable[[], int],
+        ready: Callable[[], bool],
     ) -> None:
         """Adds a model that is served from now on, or replaces an earlier one of its name.
 
-        `waiting_texts` (texts in the model's queue) and `processes` (its worker processes) are called at each scrape.
+        `waiting_texts` (texts in the model's queues) and `ready` (whether it can compute) are called at each scrape.
         """
         self.queue_texts.labels(model).set_function(waiting_texts)
-        self.processes.labels(model).set_function(processes)
+        self.processes.labels(model).set_function(lambda: int(ready()))
         if before := self._serving.get(model):
             self.model_info.remove(*before)
         self._serving[model] = (model, task, variant, digest)

@@ -43,7 +43,7 @@ def new_request_id() -> str:
 
 
 class Stages(NamedTuple):
-    """Times of a batch in its worker process until one answer came, in seconds; `begun_s` is on the clock of `perf_counter`."""
+    """Times of a batch at its model until one answer came, in seconds; `begun_s` is on the clock of `perf_counter`."""
 
     begun_s: float
     tokenise_s: float
@@ -60,7 +60,7 @@ class RequestContext:
     """The data of a request until it is answered. Times are seconds on the clock of `perf_counter`.
 
     `stages` are those of the text that was answered last, since the request waits for it. That text was in the queue from
-    `queued_s` to `stages.begun_s`; then the worker process spent the other times on its batch until the answer.
+    `queued_s` to `stages.begun_s`; then the model spent the other times on its batch until the answer.
     """
 
     begun_s: float = field(default_factory=perf_counter)
@@ -92,7 +92,7 @@ class RequestContext:
 
     @property
     def queue_s(self) -> float:
-        """Seconds that the text answered last waited for a worker process; 0 before there is an answer."""
+        """Seconds that the text answered last waited for the model; 0 before there is an answer."""
         return self.stages.begun_s - self.queued_s if self.stages else 0.0
 
     def stage_seconds(self) -> dict[str, float]:

@@ -12,12 +12,23 @@ from serve.text.answers import AnswerOptions
 TOKENISED_FOR_ONE = 16
 
 
-class TextWork(msgspec.Struct, frozen=True, array_like=True, tag="text"):
+class TextWork(msgspec.Struct, frozen=True):
     """A text, perhaps with its pair, to be answered."""
 
     text: str
     pair: str | None = None
     options: AnswerOptions = AnswerOptions()
+
+
+class TokenWork(msgspec.Struct, frozen=True):
+    """A row of token ids whose logits are wanted."""
+
+    input_ids: list[int]
+    attention_mask: list[int]
+    token_type_ids: list[int]
+
+
+Work = TextWork | TokenWork
 
 
 def as_texts(text: object, field: str = "text") -> list[str]:
@@ -99,7 +110,7 @@ def estimated_tokens(work: TextWork, cut_to: int | None = None) -> int:
     """The cost of a text in computed tokens: one for about four bytes.
 
     If it is cut to `cut_to` tokens, the rest costs only its tokenising. The queue is counted in these estimates, so that it does not
-    wait for the tokenizer; the worker process counts exactly.
+    wait for the tokenizer; the model counts exactly.
     """
     tokens = 2 + _bytes(work.text) // 4 + (0 if work.pair is None else 1 + _bytes(work.pair) // 4)
     return tokens if cut_to is None or tokens <= cut_to else cut_to + (tokens - cut_to) // TOKENISED_FOR_ONE

@@ -1,7 +1,7 @@
-"""Batches items of many callers for worker slots. It is independent of HTTP and of models.
+"""Batches items of many callers for one function that computes one batch at a time. It is independent of HTTP and of models.
 
-A slot stands for one worker process, which computes one batch at a time. There is no timer: an idle slot gets the waiting items at
-once. While all slots are busy, items wait, so batches grow exactly under load.
+There is no timer: where nothing is computed, waiting items are given at once. While a batch is computed, items wait, so batches grow
+exactly under load.
 
 The order is fair between callers, not between items: start-time fair queueing (Goyal, Vin and Cheng 1996, section 2). The items of a
 caller are cut into packets of about half a batch. Each packet is stamped with the virtual time at which it would start if every
@@ -29,29 +29,20 @@ Result = TypeVar("Result")
 
 Done = Callable[[int, Result | Exception], None]
 # Computes a batch: calls `Done` for each item by its index in the batch, in any order; what it returns is done once all are. An
-# exception, raised or returned, becomes the result of the items that are not done yet, and ends the slot.
+# exception, raised or returned, becomes the result of the items that are not done yet.
 Run = Callable[[list[Item], Done[Result]], Awaitable[None]]
 # What a caller waits for.
 Wait = asyncio.Future[None]
-# Why a batch was released. idle: the slot was idle or new. To a slot that became free, or ahead to a busy one: full, when others had to
-# stay behind; freed, when it took all waiting items.
+# Why a batch was released. idle: nothing was computed. After another batch: full, when others had to stay behind; freed, when it took
+# all waiting items.
 Reason = Literal["idle", "full", "freed"]
 
 CLOSING = "the model is being closed; try again in a second"
 
-# Weight of the newest batch in the running estimate of the slots' speed.
+# Weight of the newest batch in the running estimate of the speed.
 SPEED_SMOOTHING = 0.2
 # Seconds for a token until a batch has been measured: those of a small encoder on one core.
 UNMEASURED_S_PER_TOKEN = 50e-6
-# A batch below this many tokens is not divided among idle slots, since each run of the model has a fixed cost.
-WORTH_DIVIDING = 256
-# A slot that computes gets its next batch ahead if at least this many tokens wait. Then it does not stand idle until this process,
-# busy with requests, notices the end of its batch. With fewer tokens, a larger batch a little later is better.
-WORTH_HURRYING = 256
-# Tokens of a slot beyond those of one batch, where a text that comes now waits for them: what is given ahead needs to last only until
-# this process gives more.
-AHEAD_TOKENS = 128
-MOST_UNDER_WAY = 2  # batches of a slot: one that it computes, and one that is next
 # A batch is picked, by similar length, from the first items in fair order: from as many as fill this many batches.
 CHOICE = 4
 PACKETS_A_BATCH = 2
@@ -99,31 +90,15 @@ class _Waiting(NamedTuple, Generic[Item, Result]):
     place: int
 
 
-class WorkerSlot(Generic[Item, Result]):
-    """One slot that a batcher feeds with batches, until it is removed or its function raises."""
-
-    def __init__(self, run: "Run[Item, Result]", loop: asyncio.AbstractEventLoop) -> None:
-        self.run = run
-        self.open = True
-        self.idle = True  # whether it has had nothing to compute since its last batch
-        self.under_way = 0  # batches that it got and has not answered
-        self.under_way_tokens = 0
-        self.given_s = 0.0  # when it last got a batch while it had none
-        self.ended_s = 0.0  # when its last batch ended
-        self.error: Exception | None = None
-        self.ended: asyncio.Future[None] = loop.create_future()
-        """Done once the slot has no batch and gets none; with the error of its function, if that raised one."""
-
-
 class Batcher(Generic[Item, Result]):
-    """Feeds slots with batches of the items of callers.
+    """Gives batches of the items of callers to the function of `open`; until that is called, items wait.
 
     A batch has at most `batch_tokens` tokens, or one item. Items of similar length share a batch, but an item is passed over for
     better lengths for at most `max_wait_ms`; 0 keeps strict order. A caller is refused if more than `max_texts` items or `max_tokens`
     tokens would wait, or if, at the recent speed, the tokens before the turn of its last item take longer than about `max_queue_s`.
     Tokens under way count where they are more than a batch, as those of a long item are: any caller may wait for one batch. An empty
-    queue accepts any number, unless such items hold all slots. `ahead_tokens` is what a slot may have beyond one batch. `released` is
-    called for each batch with the reason and the number of items; `clock` replaces that of the system.
+    queue accepts any number, unless such an item is computed. `released` is called for each batch with the reason and the number of
+    items; `clock` replaces that of the system.
     """
 
     def __init__(
@@ -134,12 +109,10 @@ class Batcher(Generic[Item, Result]):
         max_tokens: int = 262_144,
         max_queue_s: float = 0.5,
         max_wait_ms: float = 20.0,
-        ahead_tokens: int = AHEAD_TOKENS,
         clock: Callable[[], float] | None = None,
         released: Callable[[Reason, int], None] = lambda reason, items: None,
     ) -> None:
         self._batch_tokens = batch_tokens
-        self._ahead_tokens = ahead_tokens
         self._max_texts = max_texts
         self._max_tokens = max_tokens
         self._max_queue_s = max_queue_s
@@ -148,29 +121,27 @@ class Batcher(Generic[Item, Result]):
         self._released = released
         self._queue: list[_Waiting[Item, Result]] = []  # those of callers that have gone included
         self._waiting = self._queued_tokens = 0  # without these
-        self._slots: list[WorkerSlot[Item, Result]] = []
+        self._run: Run[Item, Result] | None = None
+        self._batch: asyncio.Future[None] | None = None  # the batch under way
+        self._under_way: list[_Waiting[Item, Result]] = []  # its items
+        self._under_way_tokens, self._given_s = 0, 0.0
+        self._after_another = False  # whether a batch has just ended
         self._feeding = False  # whether `_feed` is to be called in the next iteration of the loop
         self._packet_tokens = batch_tokens / PACKETS_A_BATCH
         self._virtual_now = 0.0
         self._not_in_virtual_now = 0  # tokens taken since virtual time last advanced
-        self._counted_before: int | None = (
-            0  # tokens that are served before a new caller of one packet; None: to be counted
-        )
+        # Tokens that are served before a new caller of one packet; None: to be counted.
+        self._counted_before: int | None = 0
         self._callers = 0  # callers that wait for an answer
         self._numbers = itertools.count()
-        self._s_per_token: float | None = None  # speed of one slot
+        self._s_per_token: float | None = None
         self._closing = False
         self._refusal: str | None = None
 
     @property
     def waiting(self) -> int:
-        """Items that wait for a slot."""
+        """Items that wait for their turn."""
         return self._waiting
-
-    @property
-    def slots(self) -> int:
-        """Number of open slots."""
-        return sum(slot.open for slot in self._slots)
 
     async def results(
         self,
@@ -182,7 +153,7 @@ class Batcher(Generic[Item, Result]):
     ) -> list[Any]:
         """The results of `items`, in order; `tokens` is the length of each.
 
-        Raises Overloaded if the queue has no room, Unavailable if there will be no slot, and the error of the first item that fails;
+        Raises Overloaded if the queue has no room, Unavailable if nothing will be computed, and the error of the first item that fails;
         with `keeps_errors` an item that fails has its error as its result, and the others are waited for.
         If the caller is cancelled, its items that have not started are dropped. An error that is set on `answered`, a future of this
         loop that is done when the results are, ends the wait in the same way.
@@ -213,7 +184,7 @@ class Batcher(Generic[Item, Result]):
         return caller.results
 
     def refuse_if_full(self, items: int, tokens: int = 0) -> None:
-        """Overloaded if `items` more with `tokens` tokens in all do not fit the queue; Unavailable if there will be no slot."""
+        """Overloaded if `items` more with `tokens` tokens in all do not fit the queue; Unavailable if nothing will be computed."""
         if self._closing or self._refusal:
             raise Unavailable(self._refusal or CLOSING)
         too_long_s = self._too_long_s(tokens)
@@ -234,7 +205,7 @@ class Batcher(Generic[Item, Result]):
 
     def _too_long_s(self, tokens: int) -> float:
         """Estimated seconds that a caller of `tokens` would wait, if that is above `max_queue_s`; else 0."""
-        held_s = sorted(self._held_s(slot) for slot in self._slots if slot.open)
+        held_s = self._held_s()
         if self._turn_s(self._queued_tokens, held_s) <= self._max_queue_s:
             return 0.0
         # Tokens served before the caller's last item. They are counted on demand, which is only in a long queue.
@@ -247,26 +218,20 @@ class Batcher(Generic[Item, Result]):
         wait_s = self._turn_s(before, held_s)
         return wait_s if wait_s > self._max_queue_s else 0.0
 
-    def _turn_s(self, tokens: int, held_s: list[float]) -> float:
-        """Estimated seconds until slots have computed the first `tokens` of the queue; `held_s`, in order, is when each begins with them.
+    def _turn_s(self, tokens: int, held_s: float) -> float:
+        """Estimated seconds until the first `tokens` of the queue are computed, which begins in `held_s`.
 
-        0 without a slot, and until a speed is measured without the queue: until then the limits of texts and tokens bound it.
+        Until a speed is measured, the queue counts nothing: until then the limits of texts and tokens bound it.
         """
-        work_s, turn_s = tokens * (self._s_per_token or 0.0), 0.0
-        for slots, begins_s in enumerate(held_s, 1):
-            if slots > 1 and begins_s >= turn_s:
-                break
-            work_s += begins_s
-            turn_s = work_s / slots
-        return turn_s
+        return held_s + tokens * (self._s_per_token or 0.0)
 
-    def _held_s(self, slot: WorkerSlot[Item, Result]) -> float:
-        """Estimated seconds that `slot` computes before what it has left is one batch."""
-        if slot.under_way_tokens <= self._batch_tokens + self._ahead_tokens:
+    def _held_s(self) -> float:
+        """Estimated seconds of computing before what is left of the batch under way is one batch."""
+        if self._under_way_tokens <= self._batch_tokens:
             return 0.0
         s_per_token = self._s_per_token or UNMEASURED_S_PER_TOKEN
-        took_s = self._clock() - max(slot.given_s, slot.ended_s)
-        left_s = slot.under_way_tokens * s_per_token - took_s
+        took_s = self._clock() - self._given_s
+        left_s = self._under_way_tokens * s_per_token - took_s
         # What is late may be late as long again; what nothing is known of may take as long again as it has taken.
         left_s = max(left_s, -left_s if self._s_per_token else took_s)
         return max(0.0, left_s - self._batch_tokens * s_per_token)
@@ -281,91 +246,52 @@ class Batcher(Generic[Item, Result]):
             return 0.0
         if self._s_per_token is None:
             return 1.0
-        return self._queued_tokens * self._s_per_token / max(1, self.slots)
+        return self._queued_tokens * self._s_per_token
 
-    def add_slot(self, run: "Run[Item, Result]") -> WorkerSlot[Item, Result]:
-        """Adds a slot. It ends when it is removed, or with the exception of `run`."""
-        loop = asyncio.get_running_loop()
-        slot = WorkerSlot(run, loop)
+    def open(self, run: "Run[Item, Result]") -> None:
+        """Computes with `run` from now on."""
         self._refusal = None
-        self._slots.append(slot)
-        # Its error reaches the items that it had; nobody may be left to ask for it when the model stops.
-        slot.ended.add_done_callback(asyncio.Future.exception)
-        self._feed_soon(loop)
-        return slot
-
-    async def remove_slot(self, slot: WorkerSlot[Item, Result]) -> None:
-        """Ends a slot once its batches under way are done."""
-        slot.open = False
-        self._end_if_done(slot)
-        await asyncio.wait([slot.ended])
+        self._run = run
+        self._feed_soon(asyncio.get_running_loop())
 
     def give_up(self, reason: str) -> None:
-        """Fails waiting and new items with Unavailable and `reason`, until a slot is added.
-
-        Without this call, items wait for the next slot, as they should while a process that died is being replaced.
-        """
+        """Fails all items, those under way and new ones too, with Unavailable and `reason`, until the batcher is opened again."""
         self._refusal = reason
+        for each in self._under_way:
+            each.caller.take(each.place, Unavailable(reason))
         waiting, self._queue, self._waiting, self._queued_tokens, self._counted_before = self._queue, [], 0, 0, 0
         for each in waiting:
             each.caller.queued.clear()
             each.caller.take(each.place, Unavailable(reason))
 
     async def close(self) -> None:
-        """Refuses new items, waits until all accepted ones are answered, and ends the slots."""
+        """Refuses new items, and waits until all accepted ones are answered."""
         self._closing = True
-        ends = [slot.ended for slot in self._slots]
         self._feed()
-        if ends:
-            await asyncio.wait(ends)
-        if self._waiting:  # no slot is left to compute these
+        while self._batch is not None:
+            await asyncio.wait([self._batch])
+            await asyncio.sleep(0)  # the next batch is given in the next iteration of the loop
+        if self._waiting:  # nothing will compute these
             self.give_up(CLOSING)
 
     def _feed_soon(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Feeds the slots in the next iteration of the loop, so that items which come in this one share a batch."""
+        """Gives a batch in the next iteration of the loop, so that items which come in this one share it."""
         if not self._feeding:
             self._feeding = True
             loop.call_soon(self._feed)
 
     def _feed(self) -> None:
-        """Gives batches to the slots that may take one, until no item waits."""
+        """Gives the next batch, unless one is under way or no item waits."""
         self._feeding = False
-        while self._waiting and (able := [slot for slot in self._slots if self._may_take(slot)]):
-            self._give(max(able, key=_preference) if len(able) > 1 else able[0])
-        if self._closing:
-            for slot in list(self._slots):
-                if not (slot.open and self._waiting):
-                    self._end_if_done(slot)
+        if self._run is not None and self._batch is None and self._waiting:
+            self._give(self._run)
 
-    def _may_take(self, slot: WorkerSlot[Item, Result]) -> bool:
-        """Whether a slot gets a batch now: if it is idle, or in a long queue ahead.
-
-        It gets none ahead if what it computes is far longer than a batch, or the next item is, and another slot may be free sooner.
-        """
-        if not slot.open or not slot.under_way:
-            return slot.open
-        if slot.under_way == MOST_UNDER_WAY or self._queued_tokens < WORTH_HURRYING:
-            return False
-        while self._queue[0].caller.gone:
-            heapq.heappop(self._queue)
-        alone = self.slots == 1
-        return slot.under_way_tokens <= self._batch_tokens and (alone or self._queue[0].tokens <= self._room(slot))
-
-    def _room(self, slot: WorkerSlot[Item, Result]) -> int:
-        """Tokens of a batch of several items that `slot` may get now."""
-        return self._batch_tokens + self._ahead_tokens - slot.under_way_tokens
-
-    def _give(self, slot: WorkerSlot[Item, Result]) -> None:
-        """Gives `slot` the next batch."""
-        given_s, idle = self._clock(), slot.idle
-        batch, full = self._take(self._room(slot))
+    def _give(self, run: "Run[Item, Result]") -> None:
+        given_s = self._clock()
+        batch, full = self._take()
         tokens = sum(each.tokens for each in batch)
-        slot.idle = False
-        if not slot.under_way:
-            slot.given_s = given_s
-        slot.under_way += 1
-        slot.under_way_tokens += tokens
-        self._released("idle" if idle else "full" if full else "freed", len(batch))
+        self._given_s, self._under_way, self._under_way_tokens = given_s, batch, tokens
+        self._released("idle" if not self._after_another else "full" if full else "freed", len(batch))
         undone = set(range(len(batch)))
 
         def done(place: int, result: Result | Exception) -> None:
@@ -377,38 +303,21 @@ class Batcher(Generic[Item, Result]):
             outcome: Exception = Unavailable("the model gave no answer to this text; try again")
             if error is not None:
                 outcome = error if isinstance(error, Exception) else Unavailable("the server is stopping")
-                slot.open, slot.error = False, slot.error or outcome
             for place in list(undone):
                 done(place, outcome)
-            slot.under_way -= 1
-            slot.under_way_tokens -= tokens
+            self._batch, self._under_way, self._under_way_tokens = None, [], 0
             if error is None:
-                # A batch given ahead starts when the one before it ends.
-                now_s = self._clock()
-                self._note_speed(tokens, now_s - max(given_s, slot.ended_s))
-                slot.ended_s = now_s
+                self._note_speed(tokens, self._clock() - given_s)
+            self._after_another = True
             self._feed()
-            slot.idle = not slot.under_way
-            if not slot.open:
-                self._end_if_done(slot)
+            self._after_another = self._batch is not None
 
         try:
-            running: asyncio.Future[None] = asyncio.ensure_future(slot.run([each.item for each in batch], done))
+            self._batch = asyncio.ensure_future(run([each.item for each in batch], done))
         except Exception as error:
-            running = asyncio.get_running_loop().create_future()
-            running.set_exception(error)
-        running.add_done_callback(ended)
-
-    def _end_if_done(self, slot: WorkerSlot[Item, Result]) -> None:
-        """Ends a slot that gets no more batches and has none."""
-        if slot.under_way or slot.ended.done():
-            return
-        slot.open = False
-        self._slots.remove(slot)
-        if slot.error is None:
-            slot.ended.set_result(None)
-        else:
-            slot.ended.set_exception(slot.error)
+            self._batch = asyncio.get_running_loop().create_future()
+            self._batch.set_exception(error)
+        self._batch.add_done_callback(ended)
 
     def _note_speed(self, tokens: int, seconds: float) -> None:
         if self._s_per_token is None and tokens < self._batch_tokens // 4:
@@ -421,18 +330,13 @@ class Batcher(Generic[Item, Result]):
         weight = SPEED_SMOOTHING * min(1.0, tokens / self._batch_tokens)
         self._s_per_token = before + weight * (now - before)
 
-    def _take(self, most_tokens: int) -> tuple[list[_Waiting[Item, Result]], bool]:
-        """Takes the next batch out of the queue; also returns whether items are left. The queue must not be empty.
-
-        A batch of several items has at most `most_tokens`. If other slots are idle, it leaves them their share.
-        """
+    def _take(self) -> tuple[list[_Waiting[Item, Result]], bool]:
+        """Takes the next batch out of the queue; also returns whether items are left. The queue must not be empty."""
         if self._waiting == 1:
             only = self._pop()
             self._advance(only.start, only.tokens)
             return [only], False
-        idle = sum(slot.open and not slot.under_way for slot in self._slots)
-        share = -(-self._queued_tokens // max(1, idle))
-        batch_tokens = min(self._batch_tokens, most_tokens, max(WORTH_DIVIDING, share))
+        batch_tokens = self._batch_tokens
         choice: list[_Waiting[Item, Result]] = []
         waited_long: list[bool] = []
         tokens, patient = 0, False
@@ -498,14 +402,6 @@ class Batcher(Generic[Item, Result]):
         if len(self._queue) > 2 * self._waiting:
             self._queue = [each for each in self._queue if not each.caller.gone]
             heapq.heapify(self._queue)
-
-
-def _preference(slot: WorkerSlot[Any, Any]) -> tuple[bool, float]:
-    """The slot that gets a batch has the largest: an idle one, of several that which computed last, since its caches are warm.
-
-    Of busy ones it is that with the least to compute.
-    """
-    return (False, -slot.under_way_tokens) if slot.under_way else (True, slot.ended_s)
 
 
 def picked(tokens: Sequence[int], waited_long: Sequence[bool], batch_tokens: int) -> list[int]:

@@ -14,14 +14,28 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 from patience import PATIENCE_S
 from repository import ROOT
 
 # `httpx.get` reads the certificates of the system each time, which takes longer than most answers. A connection serves one request.
 HTTP = httpx.Client(timeout=PATIENCE_S, limits=httpx.Limits(max_keepalive_connections=0))
 
-# `python -m serve` that is too far behind to read what arrives when it is late by as many seconds.
-SERVE = "import serve.__main__; from serve.http.connections import limits; limits.BEHIND_S = {}; raise SystemExit(serve.__main__.main())"
+# `python -m serve` that is too far behind to read what arrives when it is late by as many seconds, and whose models stand still while
+# there is a file.
+SERVE = """
+import os, time
+import serve.__main__
+from serve.http.connections import limits
+from serve.model.session import Session
+limits.BEHIND_S, run = {behind_s}, Session.run
+def run_unless_held(session, rows):
+    while os.path.exists({hold!r}):
+        time.sleep(0.005)
+    return run(session, rows)
+Session.run = run_unless_held
+raise SystemExit(serve.__main__.main())
+"""
 
 
 class Server:
@@ -31,7 +45,21 @@ class Server:
         self.url = url
         self.process = process
         self._log = log
+        self._hold = hold_of(log)
         self.address = ("127.0.0.1", int(url.rpartition(":")[2]))
+
+    @contextmanager
+    def held(self) -> Iterator[Callable[[], None]]:
+        """Within it, until what it gives is called, its models stand still, while the rest of it goes on."""
+        self._hold.touch()
+        try:
+            yield lambda: self._hold.unlink(missing_ok=True)
+        finally:
+            self._hold.unlink(missing_ok=True)
+
+    def processes(self) -> list[psutil.Process]:
+        """The processes that serve; the one that was started accepts for them."""
+        return psutil.Process(self.process.pid).children()
 
     def log(self) -> list[str]:
         """The whole lines of its log so far; one that it is still writing is not among them."""
@@ -66,9 +94,8 @@ class Server:
         return HTTP.post(f"{self.url}{path}", **how)
 
     def metric(self, sample: str) -> float:
-        """What it says of one sample, 0 where it says nothing."""
-        found = re.search(rf"^{re.escape(sample)} (\S+)$", self.get("/metrics").text, re.MULTILINE)
-        return float(found[1]) if found else 0.0
+        """What its first process says of one sample, 0 where it says nothing."""
+        return value_of(sample, self.get("/metrics").text)
 
 
 @contextmanager
@@ -79,11 +106,11 @@ def serving(
     said: str = "http://",
     behind_s: float = 600,
 ) -> Iterator[Server]:
-    """A server of one process and thread, ready unless told not to wait, stopped at the end.
+    """A server that reads and computes in one process with one thread, ready unless told not to wait, stopped at the end.
 
     It is never too far behind to read, unless told: on a busy machine it would answer 429 to what a test asks.
     """
-    command = [sys.executable, "-c", SERVE.format(behind_s), *map(str, arguments), "--port", "0", "--threads", "1"]
+    command = [*map(str, arguments), "--port", "0", "--threads", "1"]
     if "--processes" not in command:
         command += ["--processes", "1"]
     if "--linger-s" not in command:
@@ -92,7 +119,12 @@ def serving(
         # Read by its name: a reader of `log` would share its position with the server, which moves it while it is read.
         tempfile.NamedTemporaryFile("a") as log,
         subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, **(environment or {})}
+            [sys.executable, "-c", SERVE.format(behind_s=behind_s, hold=str(hold_of(Path(log.name)))), *command],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env={**os.environ, **(environment or {})},
         ) as process,
     ):
         assert process.stdout is not None
@@ -110,6 +142,19 @@ def serving(
             except BaseException:
                 process.kill()
                 raise
+
+
+def value_of(sample: str, metrics: str) -> float:
+    """The value of one sample of the first process, or of the one that it names; 0 where there is none."""
+    name, _, labels = sample.partition("{")
+    of_first = f'{name}{{process="0"' + (f",{labels}" if labels else "}")
+    found = re.search(rf"^(?:{re.escape(sample)}|{re.escape(of_first)}) (\S+)$", metrics, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def hold_of(log: Path) -> Path:
+    """The file while which the models of the server with that log stand still."""
+    return log.with_suffix(".hold")
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -12,17 +12,17 @@ from processes import started
 
 from stillroom.child_process import ChildProcesses
 
-# Two processes at work on something that takes longer than any test waits.
+# Two processes at work on something that takes longer than any test waits. They must not run this program again.
 PARENT = """
-import time
+import os, time
 from stillroom.child_process import ChildProcesses
 
-if __name__ == "__main__":
-    with ChildProcesses(2) as processes:
-        for _ in range(2):
-            processes.submit(time.sleep, 3600)
-        print("started", flush=True)
-        time.sleep(3600)
+with ChildProcesses(2) as processes:
+    assert processes.submit(os.getpid).result() != os.getpid()
+    for _ in range(2):
+        processes.submit(time.sleep, 3600)
+    print("started", flush=True)
+    time.sleep(3600)
 """
 
 

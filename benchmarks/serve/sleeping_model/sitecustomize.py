@@ -1,10 +1,10 @@
-"""Makes every run of a model in a worker process sleep for 1 ms; see `scaling.py`, which puts this folder on the search path."""
+"""Makes every run of a model in a server sleep for 1 ms; see `scaling.py`, which puts this folder on the search path."""
 
 import sys
 import time
 from typing import Any
 
-if "serve.workers.worker" in sys.orig_argv:
+if "serve" in sys.orig_argv:
     from serve.model.session import Session
 
     computed = Session.run

@@ -58,6 +58,8 @@ class Watch:
         """For new connections; None without a certificate. One in use is never changed: a file that cannot be used leaves it whole."""
         self.on_closed: Callable[[], None] = lambda: None
         """Called for each connection that was accepted and has ended."""
+        self.on_turn: Callable[[], None] = lambda: None
+        """Called each `MEASURE_S` by the event loop."""
         self._metrics = metrics
         self._searched_s = -SEARCH_AGAIN_S
         metrics.connections.set_function(lambda: self.open)
@@ -108,6 +110,7 @@ class Watch:
         while True:
             due_s = loop.time() + MEASURE_S
             await asyncio.sleep(MEASURE_S)
+            self.on_turn()
             late_s = loop.time() - due_s
             self.behind_s, before_s = min(late_s, before_s), late_s
 

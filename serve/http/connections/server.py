@@ -29,7 +29,7 @@ log = logging.getLogger("serve")
 CHECK_S = 0.02
 # How long requests may take to end once their clients are cut off.
 CUT_OFF_S = 1.0
-# How long the app may take to end, with the worker processes, once no request is left.
+# How long the app may take to end, with the threads of its models, once no request is left.
 LEAVE_S = 10.0
 # Connections accepted in one go, so that a flood of new ones leaves time for the open ones.
 AT_ONCE = 64

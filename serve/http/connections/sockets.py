@@ -23,7 +23,7 @@ log = logging.getLogger("serve")
 
 # Connections that the system holds until they are accepted.
 BACKLOG = 1024
-# Files that a server has open besides its connections: pipes to worker processes, its log, and bundles while they load.
+# Files that a server has open besides its connections: its log, and bundles while they load.
 OTHER_FILES = 128
 TLS_PASSWORD_VARIABLE = "STILLROOM_TLS_PASSWORD"  # noqa: S105 - the name of a variable
 

@@ -19,7 +19,6 @@ from serve.bundle.remote_files import ReadFailed, is_url, shown, tried
 from serve.errors import BadInput, InternalError, StillroomError
 from serve.files import lock
 from serve.text.inputs import TextWork, estimated_tokens
-from serve.workers.offline_pool import BATCH_TOKENS, GPU_BATCH_TOKENS, length_chunks
 from stillroom.verbs.annotate.answering import (
     Ask,
     Failure,
@@ -34,6 +33,7 @@ from stillroom.verbs.annotate.answering import (
 )
 from stillroom.verbs.annotate.inputs import InputPlace, place_of
 from stillroom.verbs.annotate.parts import MANIFEST, Job, Part, Scan, name_of, reading, scan, unreadable
+from stillroom.verbs.annotate.pool import BATCH_TOKENS, GPU_BATCH_TOKENS, length_chunks
 from stillroom.verbs.annotate.reader import InputFile
 from stillroom.verbs.annotate.rows import InputRow
 from stillroom.verbs.annotate.storage import storage_of

@@ -18,12 +18,12 @@ from serve.options import rule_faults
 from serve.tasks import open_bundle, task_of
 from serve.text.answers import AnswerOptions
 from serve.wording import one_of
-from serve.workers.offline_pool import OfflinePool
 from stillroom.console import say
 from stillroom.verbs.annotate import Annotation
 from stillroom.verbs.annotate.inputs import WILD, InputPlace, inputs_of, is_inside, is_remote, local_path, some
 from stillroom.verbs.annotate.on_ray import load_ray
 from stillroom.verbs.annotate.parts import Job, Part, input_format, name_of
+from stillroom.verbs.annotate.pool import OfflinePool
 from stillroom.verbs.annotate.reader import FORMATS, STDIN, InputFile, format_of
 from stillroom.verbs.annotate.rows import PAIR, Columns, Start
 from stillroom.verbs.annotate.storage import MOST_NAME_BYTES

@@ -23,9 +23,9 @@ from serve.bundle.fetched import kept
 from serve.bundle.manifest import MANIFEST, Bundle
 from serve.errors import BadInput, BundleError, StillroomError
 from serve.tasks import open_bundle
+from stillroom.child_process import settle_threads
 from stillroom.verbs.annotate.annotator import Annotator, Ready, bundle_changed, versions
 from stillroom.verbs.annotate.parts import Job
-from stillroom.verbs.annotate.workers import settle_threads
 
 LOCAL = "local"
 INSTALL_RAY = 'pip install "stillroom[ray]"'

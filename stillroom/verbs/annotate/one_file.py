@@ -15,13 +15,12 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from serve.errors import BadInput, InternalError, StillroomError
+from serve.errors import BadInput, InternalError
 from serve.files import RESUME, disk_errors_reported, lock, lock_at, replacing
 from serve.text.inputs import TextWork
 from serve.wording import counted
-from serve.workers.offline_pool import OfflinePool
 from stillroom.console import Bar, bar, say
 from stillroom.verbs.annotate.answering import (
     WINDOW_BYTES,
@@ -37,6 +36,7 @@ from stillroom.verbs.annotate.answering import (
     windows,
 )
 from stillroom.verbs.annotate.parts import Job, changes
+from stillroom.verbs.annotate.pool import OfflinePool
 from stillroom.verbs.annotate.reader import STDIN, InputFile
 from stillroom.verbs.annotate.rows import InputRow
 from stillroom.verbs.annotate.workers import ctrl_c_kept
@@ -254,8 +254,7 @@ class FileRun:
 
             def outcomes() -> Sequence[Outcome]:
                 stop_if_asked()
-                found = cast("list[bytes | StillroomError]", results.result())  # texts have no logits as answers
-                return outcomes_of(found, skips=self.skips)
+                return outcomes_of(results.result(), skips=self.skips)
 
             return outcomes
 

@@ -11,7 +11,7 @@ from serve.bundle.remote_files import shown
 from serve.errors import BadInput, StillroomError
 from serve.tasks import open_bundle, task_of
 from serve.wording import counted
-from serve.workers.supervisor import processes_for
+from serve.workers.served_model import processes_for
 from stillroom.console import bar, say
 from stillroom.verbs.annotate import Annotation
 from stillroom.verbs.annotate.annotator import Made

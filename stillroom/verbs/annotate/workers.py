@@ -1,7 +1,6 @@
 """Hands parts to workers, one to each, and gives back what they made. A worker that dies is replaced, and its part is made again."""
 
 import contextlib
-import os
 import re
 import signal
 import sys
@@ -15,7 +14,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from serve.errors import BadInput, InternalError, StillroomError
-from stillroom.child_process import ChildProcesses
+from stillroom.child_process import ChildProcesses, settle_threads
 from stillroom.console import say
 from stillroom.verbs.annotate.annotator import Annotator, Ready
 from stillroom.verbs.annotate.parts import Job, Part
@@ -183,12 +182,6 @@ def _begin(job: Job) -> None:
 def _called(method: str, item: Any) -> Any:
     assert _annotator is not None
     return _annotator.call(method, item)
-
-
-def settle_threads(threads: int) -> None:
-    """Bounds the tokenizer's threads, which are one for every core otherwise. Call it before tokenizers is loaded."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
-    os.environ["RAYON_NUM_THREADS"] = str(threads)
 
 
 @contextlib.contextmanager

@@ -14,11 +14,11 @@ from serve.bundle.cpu import HIDDEN_VARIABLE, cpu_features, suits
 from serve.bundle.manifest import Bundle
 from serve.bundle.runtimes import INSTALL_ONNXRUNTIME_GPU, choose, choose_for_gpu, gpu_lacks, gpus
 from serve.errors import BadInput, BundleError
-from serve.http.app import create_app, fronts_of
+from serve.http.app import create_app, processes_of
 from serve.model.pipeline import Pipeline
 from serve.settings import ServeSettings
 from serve.tasks import open_bundle
-from serve.workers.offline_pool import OfflinePool
+from stillroom.verbs.annotate.pool import OfflinePool
 
 # What Linux says of an Intel processor of 2015, and of one of 2023.
 OLD = "processor\t: 0\nflags\t\t: fpu sse2 avx avx2 fma\n\nprocessor\t: 1\nflags\t\t: fpu sse2 avx avx2 fma\n"
@@ -244,8 +244,8 @@ def test_the_package_is_named_where_it_is_missing_and_the_driver_where_that_is(
 
 
 def test_a_gpu_has_one_worker_process_and_one_front_unless_more_are_given() -> None:
-    assert fronts_of(ServeSettings(device="cuda")) == (1, 1)
-    assert fronts_of(ServeSettings(device="cuda", processes=3)) == (1, 3)
+    assert processes_of(ServeSettings(device="cuda")) == 1
+    assert processes_of(ServeSettings(device="cuda", processes=3)) == 3
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:0", ""])

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, cast
 
 import httpx
-import psutil
 import pytest
 import uvloop
 from coroutines import asynchronous
@@ -22,22 +21,22 @@ from starlette.requests import ClientDisconnect, Request
 
 from serve.errors import Overloaded
 from serve.http.connections.exchange import GONE
-from serve.http.deadlines import Deadlines, in_a_thread
+from serve.http.deadlines import Deadlines
 from serve.http.service import Service
 from serve.observe.metrics import Metrics
 from serve.settings import Limits
-from serve.workers.supervisor import ServedModel
+from serve.workers.model_thread import in_a_thread
+from serve.workers.served_model import ServedModel
 
 QUEUED = 'stillroom_queue_texts{model="cities"}'
 COMPUTED = 'stillroom_batch_texts_sum{model="cities"}'
 
 
 @pytest.fixture
-def stopped_worker(server: Server) -> Iterator[psutil.Process]:
-    (worker,) = psutil.Process(server.process.pid).children()
-    worker.suspend()
-    yield worker
-    worker.resume()
+def let_go(server: Server) -> Iterator[Callable[[], None]]:
+    """Lets the model go on, which stands still."""
+    with server.held() as let_go:
+        yield let_go
 
 
 def ask(server: Server, text: str, **headers: str) -> httpx.Response:
@@ -45,7 +44,7 @@ def ask(server: Server, text: str, **headers: str) -> httpx.Response:
 
 
 def held_up(server: Server, threads: ThreadPoolExecutor) -> list[Future[httpx.Response]]:
-    """Requests that a stopped process was given, and a last one that waits for it."""
+    """Requests that a model which stands still was given, and a last one that waits for it."""
     asked = []
     before = arrived(server)
     while server.metric(QUEUED) < 1:
@@ -55,21 +54,21 @@ def held_up(server: Server, threads: ThreadPoolExecutor) -> list[Future[httpx.Re
 
 
 def arrived(server: Server) -> float:
-    """Texts that came one at a time: each was given to the process, or waits."""
+    """Texts that came one at a time: each was given to the model, or waits."""
     released = (
         f'stillroom_batches_released_total{{model="cities",reason="{why}"}}' for why in ("idle", "freed", "full")
     )
     return server.metric(QUEUED) + sum(server.metric(sample) for sample in released)
 
 
-def test_work_whose_client_waits_no_longer_is_never_begun(server: Server, stopped_worker: psutil.Process) -> None:
+def test_work_whose_client_waits_no_longer_is_never_begun(server: Server, let_go: Callable[[], None]) -> None:
     before = server.metric(COMPUTED)
     with ThreadPoolExecutor(8) as threads:
         begun = held_up(server, threads)
         late = ask(server, "oslo", **{"X-Timeout-Ms": "200"})
         assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
         assert server.metric(QUEUED) == 1
-        stopped_worker.resume()
+        let_go()
         assert [answer.result().status_code for answer in begun] == [200] * len(begun)
     assert server.metric(COMPUTED) == before + len(begun)
 
@@ -86,7 +85,7 @@ def test_work_whose_client_waits_no_longer_is_never_begun(server: Server, stoppe
     ids=["small", "large", "with-others-ahead", "with-others-later", "with-a-head-later"],
 )
 def test_a_client_that_hangs_up_leaves_no_work(
-    server: Server, stopped_worker: psutil.Process, sent: bytes, then: bytes
+    server: Server, let_go: Callable[[], None], sent: bytes, then: bytes
 ) -> None:
     gone = 'stillroom_requests_total{endpoint="/v1/entities",status="499"}'
     before, computed = server.metric(gone), server.metric(COMPUTED)
@@ -99,7 +98,7 @@ def test_a_client_that_hangs_up_leaves_no_work(
             time.sleep(0.2)
         until(lambda: server.metric(QUEUED) == 1)
         until(lambda: server.metric(gone) == before + 1)
-        stopped_worker.resume()
+        let_go()
         assert [answer.result().status_code for answer in begun] == [200] * len(begun)
     assert server.metric(COMPUTED) == computed + len(begun)
     assert not [line for line in server.log() if '"level": "error"' in line]

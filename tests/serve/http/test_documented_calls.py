@@ -23,7 +23,7 @@ from serve.tasks.question_answering import AnswerRequest
 from serve.tasks.relations import RelationItemsRequest, RelationRequest
 from serve.tasks.text_classification import ClassifyRequest
 from serve.tasks.token_classification import EntitiesRequest
-from serve.workers.supervisor import ModelDescription
+from serve.workers.served_model import ModelDescription
 
 
 def page(name: str) -> str:

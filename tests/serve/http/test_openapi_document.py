@@ -19,7 +19,7 @@ from serve.http.app import create_app
 from serve.observe.metrics import Metrics
 from serve.settings import Limits
 from serve.tasks import open_bundle
-from serve.workers.supervisor import ServedModel
+from serve.workers.served_model import ServedModel
 
 # Small limits, so that cases at them and beyond are small.
 LIMITS = {"texts": 8, "text_characters": 60, "body_bytes": 20_000}

@@ -101,27 +101,27 @@ def test_a_server_starts_again_without_a_network(
     assert not store.asked
 
 
-def test_a_front_that_is_replaced_serves_what_the_others_do(store: BundleStore) -> None:
-    with serving(store.url("ner"), "--fronts", "2", "--processes", "2") as server:
+def test_a_process_that_is_replaced_serves_what_the_others_do(store: BundleStore) -> None:
+    with serving(store.url("ner"), "--processes", "2") as server:
 
-        def fronts() -> list[psutil.Process]:
+        def processes() -> list[psutil.Process]:
             return psutil.Process(server.process.pid).children()
 
         def digests() -> set[str]:
             text = server.get("/metrics").text
-            return set(re.findall(r'stillroom_model_info{front="\d",digest="(\w+)"', text))
+            return set(re.findall(r'stillroom_model_info{process="\d",digest="(\w+)"', text))
 
         before = digests()
         assert len(before) == 1
         write_manifest(store.root / "ner", name="cities", max_length=31)
-        killed = fronts()[0]
+        killed = processes()[0]
         killed.kill()
         until(
             lambda: any("starting another" in line for line in server.log())
         )  # until then it may be given connections
-        restarts = [f'stillroom_front_restarts_total{{front="{front}"}}' for front in (0, 1)]
+        restarts = [f'stillroom_process_restarts_total{{process="{process}"}}' for process in (0, 1)]
         until(lambda: sum(map(server.metric, restarts)) == 1)
-        until(lambda: len(fronts()) == 2 and killed not in fronts() and digests() == before)
+        until(lambda: len(processes()) == 2 and killed not in processes() and digests() == before)
         server.process.send_signal(signal.SIGHUP)
         until(lambda: len(digests()) == 1 and digests() != before)
 

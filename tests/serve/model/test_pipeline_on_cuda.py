@@ -17,7 +17,7 @@ from serve.model.session import Session
 from serve.tasks import Answer
 from serve.text.inputs import TextWork
 from serve.text.tokenizer import load_tokenizer
-from serve.workers.offline_pool import OfflinePool
+from stillroom.verbs.annotate.pool import OfflinePool
 
 # Of logits. TF32 has as few bits as fp16, so that fp32 in TF32 would be farther away than its tolerance.
 TOLERANCES = {"fp32": 2e-4, "fp16": 2e-2}

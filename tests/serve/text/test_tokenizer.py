@@ -80,7 +80,6 @@ def answers(bundle: Path, texts: list[str]) -> list[int]:
     app = create_app([bundle], ServeSettings(processes=1))
     with TestClient(app, raise_server_exceptions=False) as client:
         asked = [client.post("/v1/entities", json={"text": text}) for text in [*texts, texts[0]]]
-        assert "stillroom_process_restarts_total{" not in client.get("/metrics").text
     return [answer.status_code for answer in asked]
 
 

@@ -95,9 +95,7 @@ def test_idle_and_slow_clients_do_not_keep_it(entities_bundle: Path, clients: li
 
 
 def test_what_was_accepted_is_answered_as_is_half_a_body(entities_bundle: Path, clients: list[socket.socket]) -> None:
-    with serving(entities_bundle) as server:
-        (worker,) = psutil.Process(server.process.pid).children()
-        worker.suspend()
+    with serving(entities_bundle) as server, server.held() as let_go:
         for _ in range(5):
             client = server.connect()
             clients.append(client)
@@ -109,7 +107,7 @@ def test_what_was_accepted_is_answered_as_is_half_a_body(entities_bundle: Path, 
         until(lambda: server.metric("stillroom_held_body_bytes") % len(ROME) == len(ROME) - 5)
         server.process.send_signal(signal.SIGTERM)
         until(lambda: refuses(server))
-        worker.resume()
+        let_go()
         half.sendall(ROME[-5:])
         for client in clients:
             status, headers, _ = read_answer(client)
@@ -119,21 +117,21 @@ def test_what_was_accepted_is_answered_as_is_half_a_body(entities_bundle: Path, 
 
 def test_a_model_that_does_not_answer_does_not_keep_it(entities_bundle: Path, clients: list[socket.socket]) -> None:
     with serving(entities_bundle, "--drain-s", 0.5) as server:
-        (worker,) = psutil.Process(server.process.pid).children()
-        worker.suspend()
-        client = server.connect()
-        clients.append(client)
-        client.sendall(request(ROME))
-        until(lambda: server.metric("stillroom_connections") >= 2)
-        server.process.send_signal(signal.SIGTERM)
-        assert closed(client)
-        assert ended(server) == 0
-        assert not worker.is_running()
+        (process,) = server.processes()
+        with server.held():
+            client = server.connect()
+            clients.append(client)
+            client.sendall(request(ROME))
+            until(lambda: server.metric("stillroom_connections") >= 2)
+            server.process.send_signal(signal.SIGTERM)
+            assert closed(client)
+            assert ended(server) == 0
+        assert not process.is_running()
 
 
 def test_a_second_signal_ends_it_at_once(entities_bundle: Path, clients: list[socket.socket]) -> None:
     with serving(entities_bundle, "--drain-s", 600, "--body-s", 600, "--least-bytes-per-s", 1) as server:
-        workers = psutil.Process(server.process.pid).children()
+        processes = server.processes()
         client = server.connect()
         clients.append(client)
         client.sendall(request(ROME, length=1000))
@@ -143,8 +141,8 @@ def test_a_second_signal_ends_it_at_once(entities_bundle: Path, clients: list[so
         assert server.process.poll() is None
         server.process.send_signal(signal.SIGINT)
         assert ended(server) == -signal.SIGINT
-        psutil.wait_procs(workers, timeout=PATIENCE_S)
-        assert not any(worker.is_running() for worker in workers)
+        psutil.wait_procs(processes, timeout=PATIENCE_S)
+        assert not any(process.is_running() for process in processes)
 
 
 REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import cast
 
 import httpx
-import psutil
 import pytest
 from patience import PATIENCE_S
 from server_process import Server, closed, read_answer, request, serving, until
@@ -26,22 +25,18 @@ PAGES = "https://app.example"
 
 @pytest.fixture(scope="module")
 def full(entities_bundle: Path) -> Iterator[Server]:
-    """A server whose one text waits behind a process that does not get on, and has room for no other. It has again at the end."""
+    """A server whose one text waits behind a model that does not get on, and has room for no other. It has again at the end."""
     with (
         serving(entities_bundle, "--queued-texts", 1, "--allow-origin", PAGES) as server,
         ThreadPoolExecutor(2) as threads,
     ):
-        (model,) = psutil.Process(server.process.pid).children()
-        model.suspend()
-        try:
+        with server.held():
             held = [threads.submit(server.post, ENTITIES, json={"text": "rome"})]
             until(lambda: server.metric('stillroom_batches_released_total{model="cities",reason="idle"}') == 1)
             held.append(threads.submit(server.post, ENTITIES, json={"text": "oslo"}))
             until(lambda: server.metric('stillroom_queue_texts{model="cities"}') == 1)
             yield server
             assert server.post(ENTITIES, json={"text": "paris"}).status_code == 429
-        finally:
-            model.resume()
         # What was accepted is answered, and there is room again.
         assert [each.result().status_code for each in held] == [200, 200]
         until(lambda: server.post(ENTITIES, json={"text": "paris"}).status_code == 200)

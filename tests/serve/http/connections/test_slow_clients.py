@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 from patience import PATIENCE_S
 from server_process import Server, closed, read_answer, request, serving, until
@@ -227,7 +226,6 @@ def test_the_heads_of_answers_without_a_body_are_sent(server: Server) -> None:
 
 
 def test_a_client_that_has_closed_its_half_gets_the_answers_to_its_whole_requests(server: Server) -> None:
-    (worker,) = psutil.Process(server.process.pid).children()
     for sent, answers in (
         (request(ROME), 1),
         (request(ROME) * 3, 3),
@@ -236,13 +234,10 @@ def test_a_client_that_has_closed_its_half_gets_the_answers_to_its_whole_request
         (request(ROME).replace(b"HTTP/1.1", b"HTTP/1.0"), 1),
     ):
         with server.connect() as connection:
-            worker.suspend()
-            try:
+            with server.held():
                 connection.sendall(sent)
                 connection.shutdown(socket.SHUT_WR)
                 time.sleep(0.6)  # it is looked at once or twice
-            finally:
-                worker.resume()
             data = b""
             while part := connection.recv(65536):
                 data += part
@@ -261,14 +256,10 @@ def test_a_client_that_has_closed_its_half_without_a_whole_request_is_closed(ser
 
 
 def test_the_time_of_a_head_begins_when_the_answer_before_it_is_given(impatient: Server) -> None:
-    (worker,) = psutil.Process(impatient.process.pid).children()
     with impatient.connect() as connection:
-        worker.suspend()
-        try:
+        with impatient.held():
             connection.sendall(request(ROME) + b"GET /healthz HTTP/1.1\r\n")
             time.sleep(2.5)  # longer than a head may take
-        finally:
-            worker.resume()
         assert read_answer(connection)[0] == 200
         time.sleep(0.6)  # it is looked at once or twice
         connection.sendall(b"Host: localhost\r\n\r\n")
@@ -330,8 +321,8 @@ def test_slow_bodies_of_many_clients_do_not_grow_the_server(entities_bundle: Pat
     # Nobody is too slow, however long all of it takes.
     limits = ["--bodies-bytes", 8 << 20, "--least-bytes-per-s", 1, "--body-s", 600]
     with serving(entities_bundle, *limits) as server:
-        front = psutil.Process(server.process.pid)
-        before_bytes = front.memory_info().rss
+        (process,) = server.processes()
+        before_bytes = process.memory_info().rss
         body = b'{"text": "' + b"a" * 990_000 + b'"}'
         clients = [server.connect() for _ in range(200)]
         most_bytes = 0
@@ -349,7 +340,7 @@ def test_slow_bodies_of_many_clients_do_not_grow_the_server(entities_bundle: Pat
                         continue
                     if not left[connection]:
                         del left[connection]
-                most_bytes = max(most_bytes, front.memory_info().rss)
+                most_bytes = max(most_bytes, process.memory_info().rss)
             # 8 bodies of 990,000 bytes fit; the others are refused.
             until(lambda: server.metric(ANSWERED.format(429)) >= 190)
             assert 4 << 20 < server.metric("stillroom_held_body_bytes") <= 8 << 20

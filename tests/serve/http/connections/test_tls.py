@@ -136,19 +136,22 @@ def test_an_endless_handshake_is_cut_off_and_counts_as_a_connection(server: Serv
 
     def cut() -> float:
         return sum(
-            map(float, re.findall(r'^stillroom_connections_cut_total{reason="handshake"} (\S+)$', samples(), re.M))
+            map(
+                float,
+                re.findall(r'^stillroom_connections_cut_total{process="0",reason="handshake"} (\S+)$', samples(), re.M),
+            )
         )
 
     before = cut()
     silent = [server.connect() for _ in range(2)]
-    until(lambda: "stillroom_connections 3.0" in samples())  # and the one that asks
+    until(lambda: 'stillroom_connections{process="0"} 3.0' in samples())  # and the one that asks
     silent.append(server.connect())
     with server.connect() as refused:
         assert closed(refused)
     for connection in silent:
         assert closed(connection)
         connection.close()
-    until(lambda: "stillroom_connections 1.0" in samples())
+    until(lambda: 'stillroom_connections{process="0"} 1.0' in samples())
     assert cut() == before + 3
 
 
@@ -192,7 +195,7 @@ def test_files_that_hang_delay_no_answer_and_no_other_file_and_undo_nothing_late
             assert ready(server, trusting)
             assert "keys stay" not in " ".join(server.log())  # they are still being read
             slow.write((folder / "server.key").read_bytes())
-        until(lambda: not any(link.endswith("slow.key") for link in open_files(server.process.pid)))
+        until(lambda: not any(link.endswith("slow.key") for link in open_files(server.processes()[0].pid)))
         for _ in range(20):
             assert "'next'" in shown(server, trusting)
         until(lambda: "keys stay as they were: it took longer" in " ".join(server.log()))

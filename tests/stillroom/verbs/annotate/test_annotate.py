@@ -118,8 +118,8 @@ def test_a_run_that_is_killed_after_each_write_gets_on_long_before_a_window_is_f
 @pytest.mark.parametrize(
     ("dies", "to_a_folder", "said"),
     [
-        ("os.kill(os.getpid(), signal.SIGKILL)", False, "the worker process died at its start (signal 9)"),
-        ("os._exit(print('no room', file=sys.stderr) or 3)", False, "the worker process died at its start (status 3)"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", False, "the worker process died at its start"),
+        ("os._exit(print('no room', file=sys.stderr) or 3)", False, "the worker process died at its start"),
         ("os.kill(os.getpid(), signal.SIGKILL)", True, "worker processes died 3 times at their start"),
     ],
 )
@@ -128,8 +128,7 @@ def test_a_worker_that_dies_at_its_start_is_told_of_with_what_to_do(
 ) -> None:
     # Stands where the module is looked for first: a worker is killed, as by a system without memory, or ends with an error.
     (tmp_path / "sitecustomize.py").write_text(
-        "import os, signal, sys\n"
-        f"if 'serve.workers.worker' in sys.orig_argv or 'spawn_main' in ' '.join(sys.orig_argv):\n    {dies}\n"
+        f"import os, signal, sys\nif 'spawn_main' in ' '.join(sys.orig_argv):\n    {dies}\n"
     )
     given, out = tmp_path / "in.txt", tmp_path / ("folder" if to_a_folder else "out.jsonl")
     given.write_text("rome\n")
@@ -323,7 +322,8 @@ def slow_job(tmp_path: Path, cities: Path) -> Iterator[tuple[subprocess.Popen[st
         while not job.output.exists() or job.output.stat().st_size == 0:
             assert process.poll() is None, process.communicate()
             time.sleep(0.001)
-        yield process, job, psutil.Process(process.pid).children()
+        children = psutil.Process(process.pid).children()
+        yield process, job, [each for each in children if "spawn_main" in " ".join(each.cmdline())]
 
 
 def test_a_process_that_dies_costs_no_row(
@@ -334,7 +334,7 @@ def test_a_process_that_dies_costs_no_row(
     workers[0].kill()
     _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, said
-    assert "died with status -9; starting another" in said
+    assert "a worker process of model 'slow' died; starting others" in said
     found = lines(job.output)
     assert [each["id"] for each in found] == list(range(SLOW_ROWS))
     assert [each["answer"] for each in found[-40:]] == Pipeline(job.bundle)([each["text"] for each in found[-40:]])

@@ -1,10 +1,9 @@
-"""Several front processes behind one listening socket, so that no process reads for all.
+"""The processes of one server. Each is a whole server: it reads, batches, runs the model and answers.
 
-This process accepts every connection and hands it to the front with the fewest open ones (`socket.send_fds`); it reads no request.
-A front is a whole server with its share of the worker processes and of the limits. One that dies is replaced, a signal reaches
-all of them, and the server ends when all have ended.
+This process accepts every connection and hands it to the process with the fewest open ones (`socket.send_fds`); it reads no request.
+One that dies or hangs is replaced, a signal reaches all of them, and the server ends when all have ended.
 
-Front processes are forked: each has what this process has loaded, and this process runs neither an event loop nor a model.
+They are forked: each has what this process has loaded, and this process runs neither an event loop nor a model.
 """
 
 import json
@@ -29,42 +28,52 @@ from typing import Any, NoReturn
 from serve import errors
 from serve.errors import StillroomError, Unavailable
 from serve.http.connections.server import AT_ONCE, PAUSE_S
+from serve.http.connections.sockets import NotedHangup
 from serve.observe.logs import stop_inherited
 
 log = logging.getLogger("serve")
 
-# A front that lived for this time is replaced at once, another one after a pause, doubled each time.
+# A process that lived for this time is replaced at once, another one after a pause, doubled each time.
 AT_ONCE_S = 1.0
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
+# How long a connection waits for a process that takes it, where each has more than it has taken.
+FULL_S = 2.0
+# A process whose event loop has not turned for this time is killed and replaced; how often that is looked at.
+HUNG_S, LOOK_S = 120.0, 5.0
 
 
 class SharedCounters:
-    """Numbers of each front in memory that all processes of one server share."""
+    """Numbers of each process in memory that all processes of one server share."""
 
-    def __init__(self, fronts: int) -> None:
-        numbers = memoryview(mmap.mmap(-1, 24 * fronts)).cast("Q")
-        self.closed, self.warm, self.starts = (numbers[i * fronts : (i + 1) * fronts] for i in range(3))
-        """Connections of each front that have ended, whether its models have been warm, and the processes that have been it."""
+    def __init__(self, processes: int) -> None:
+        numbers = memoryview(mmap.mmap(-1, 32 * processes)).cast("Q")
+        self.closed, self.warm, self.starts, self.lives_s = (
+            numbers[i * processes : (i + 1) * processes] for i in range(4)
+        )
+        """Connections of each process that have ended, whether its models have been warm, the processes that have been it, and the last
+        whole second, on the clock of `time.monotonic`, in which its event loop turned."""
 
 
 @dataclass(frozen=True)
 class ProcessShare:
-    """What one front process has of the server."""
+    """What one process has of the server."""
 
     number: int
-    fronts: int
+    processes: int
     control: socket.socket
-    """Brings connections, one with each byte, and takes what the front says, a JSON object a line."""
+    """Brings connections, one with each byte, and takes what the process says, a JSON object a line."""
     board: SharedCounters
     sockets: str
-    """How the paths of the sockets begin at which fronts ask each other."""
+    """How the paths of the sockets begin at which processes ask each other."""
     digests: dict[str, str] = field(default_factory=dict)
-    """Of the models that the other fronts serve, by name; empty at first."""
+    """Of the models that the other processes serve, by name; empty at first."""
+    openvino: bool | None = None
+    """False once a process has crashed before its models were warm, as OpenVINO makes it on some processors."""
 
-    def part(self, whole: int) -> int:
-        """This front's part of `whole`, rounded up."""
-        return -(-whole // self.fronts)
+    def part(self, whole: int, least: int = 1) -> int:
+        """This process's part of `whole`, rounded up; at least `least` of it."""
+        return max(-(-whole // self.processes), min(least, whole))
 
     def send(self, what: dict[str, Any]) -> None:
         """Tells the accepting process."""
@@ -73,8 +82,8 @@ class ProcessShare:
 
 
 @dataclass
-class _Front:
-    """A front process, as the accepting process sees it."""
+class _Process:
+    """A process, as the accepting process sees it."""
 
     number: int
     pid: int
@@ -83,17 +92,15 @@ class _Front:
     handed: int = 0
     open: bool = False
     warm: bool = False
-    reloads: bool = False
-    """Whether it is to read everything again once it can."""
     said: bytes = b""
     error: StillroomError | None = None
 
 
 class HttpProcesses:
-    """Accepts connections for `count` front processes until a signal stops all of them.
+    """Accepts connections for `count` processes until a signal stops all of them.
 
-    `work` serves in the forked process. `opened` is called once all fronts take connections. After the first SIGTERM or SIGINT
-    connections are still accepted for `linger_s`; then the fronts have `leave_s` to end. A second signal kills them.
+    `work` serves in the forked process. `opened` is called once all processes take connections. After the first SIGTERM or SIGINT
+    connections are still accepted for `linger_s`; then the processes have `leave_s` to end. A second signal kills them.
     """
 
     def __init__(
@@ -112,14 +119,16 @@ class HttpProcesses:
         self._linger_s = linger_s
         self._leave_s = leave_s
         self._opened = opened
-        self._fronts: dict[int, _Front] = {}
+        self._processes: dict[int, _Process] = {}
         self._board = SharedCounters(count)
         self._selector = selectors.DefaultSelector()
         self._accepting = False
         self._announced = False
         self._digests: dict[str, str] = {}
+        self._openvino: bool | None = None
+        self._looked_s = time.monotonic()
         self._due_s: dict[int, float] = dict.fromkeys(range(count), 0.0)
-        """When a front that is missing is to be started."""
+        """When a process that is missing is to be started."""
         self._pauses_s: dict[int, float] = {}
         self._turn = 0
         self._stop_s: float | None = None
@@ -127,7 +136,7 @@ class HttpProcesses:
         self._signals: list[int] = []
 
     def run(self) -> None:
-        """Serves until stopped. The error of a front that cannot start, unless all of them have once served."""
+        """Serves until stopped. The error of a process that cannot start, unless all of them have once served."""
         with ExitStack() as stack:
             if sys.platform == "linux":  # names beside the file system, which may be read-only
                 self._sockets = f"\0stillroom-{secrets.token_hex(16)}-"
@@ -151,41 +160,39 @@ class HttpProcesses:
                 next_s = min(self._due_s.values(), default=math.inf)
             else:
                 next_s = self._stop_s
-            self._step(None if next_s == math.inf else max(0.0, next_s - now_s))
+            self._step(max(0.0, min(next_s - now_s, LOOK_S)))
+            self._kill_hung()
             for number in self._taken_signals():
-                if number == signal.SIGHUP:  # every front reads keys, certificate and bundles again
+                if number == signal.SIGHUP:  # every process reads keys, certificate and bundles again
                     self._digests = {}
-                    for front in self._fronts.values():
-                        if front.open:
-                            os.kill(front.pid, signal.SIGHUP)
-                        else:  # it may have read them already, and does not hear the signal yet
-                            front.reloads = True
+                    for process in self._processes.values():
+                        os.kill(process.pid, signal.SIGHUP)
                 elif self._stop_s is None:
                     self._stop_s = time.monotonic() + self._linger_s
-                    for front in self._fronts.values():
-                        os.kill(front.pid, signal.SIGTERM)
-                        os.kill(front.pid, signal.SIGCONT)  # a stopped one would not hear it
+                    for process in self._processes.values():
+                        os.kill(process.pid, signal.SIGTERM)
+                        os.kill(process.pid, signal.SIGCONT)  # a stopped one would not hear it
                 else:
                     self._end_by(number)
 
     def _end(self) -> None:
-        """Accepts what still waits, lets the fronts finish, and waits for them."""
+        """Accepts what still waits, lets the processes finish, and waits for them."""
         while self._accept():
             pass
         self._accepts(False)
         self._listener.close()
-        for front in self._fronts.values():
+        for process in self._processes.values():
             with suppress(OSError):
-                front.control.shutdown(socket.SHUT_WR)
+                process.control.shutdown(socket.SHUT_WR)
         late_s = time.monotonic() + self._leave_s
-        while self._fronts and (left_s := late_s - time.monotonic()) > 0:
+        while self._processes and (left_s := late_s - time.monotonic()) > 0:
             self._step(left_s)
             for number in self._taken_signals():
                 if number != signal.SIGHUP:
                     self._end_by(number)
 
     def _step(self, timeout_s: float | None) -> None:
-        """Waits for connections, words and ends of fronts, and signals, and takes them."""
+        """Waits for connections, words and ends of processes, and signals, and takes them."""
         for key, _ in self._selector.select(timeout_s):
             if key.data is None:
                 with suppress(BlockingIOError):
@@ -194,20 +201,13 @@ class HttpProcesses:
                 self._accept()
             else:
                 self._read_message(key.data)
-        for front in list(self._fronts.values()):
-            pid, status = os.waitpid(front.pid, os.WNOHANG)
+        for process in list(self._processes.values()):
+            pid, status = os.waitpid(process.pid, os.WNOHANG)
             if pid:
-                self._on_exit(front, os.waitstatus_to_exitcode(status))
-        if os.getpid() == 1:  # of a container: the worker processes of a front that died are left to this process
-            fronts = {front.pid for front in self._fronts.values()}
-            with suppress(ChildProcessError):
-                while fronts and (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
-                    if ended.si_pid in fronts:
-                        break
-                    os.waitpid(ended.si_pid, 0)
+                self._on_exit(process, os.waitstatus_to_exitcode(status))
 
     def _start(self, number: int) -> None:
-        """Forks a front. If that is not possible, the server goes on with the others, and tries again."""
+        """Forks a process. If that is not possible, the server goes on with the others, and tries again."""
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
@@ -216,8 +216,11 @@ class HttpProcesses:
         for each in (ours, theirs):
             each.setblocking(False)
         self._board.closed[number] = 0
+        self._board.lives_s[number] = int(time.monotonic())
         self._board.starts[number] += 1
-        share = ProcessShare(number, self._count, theirs, self._board, self._sockets, dict(self._digests))
+        share = ProcessShare(
+            number, self._count, theirs, self._board, self._sockets, dict(self._digests), self._openvino
+        )
         with suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -231,36 +234,34 @@ class HttpProcesses:
         if not pid:
             self._run_child(share, ours)
         theirs.close()
-        self._fronts[number] = front = _Front(number, pid, ours, time.monotonic())
-        self._selector.register(ours, selectors.EVENT_READ, front)
+        self._processes[number] = process = _Process(number, pid, ours, time.monotonic())
+        self._selector.register(ours, selectors.EVENT_READ, process)
 
     def _not_started(self, number: int, error: OSError) -> None:
         if not self._announced:
-            raise Unavailable(f"no front process can be started ({error}); give fewer --fronts") from error
-        log.error("front process %d cannot be started (%s); trying again", number, error)
+            raise Unavailable(f"process {number} cannot be started ({error}); give fewer --processes") from error
+        log.error("process %d cannot be started (%s); trying again", number, error)
         self._try_later(number)
 
     def _try_later(self, number: int, *, at_once: bool = False) -> None:
-        """Has the front started after a pause, twice the one before it."""
+        """Has the process started after a pause, twice the one before it."""
         before_s = self._pauses_s.get(number, 0.0)
         pause_s = self._pauses_s[number] = 0.0 if at_once else min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * before_s))
         self._due_s[number] = time.monotonic() + pause_s
 
     def _run_child(self, share: ProcessShare, ours: socket.socket) -> NoReturn:
-        """Serves as a front, in the forked process, and ends it."""
+        """Serves as a process, in the forked process, and ends it."""
         code = 1
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to every process
-            signal.signal(
-                signal.SIGHUP, signal.SIG_IGN
-            )  # until there is a server; `_accept_until_stopped` keeps it in mind
+            signal.signal(signal.SIGHUP, NotedHangup())  # a server that has read everything by then reads it again
             stop_inherited()
             with suppress(OSError):  # some systems do not let a forked process have the selector
                 self._selector.close()
             self._listener.close()
-            for control in (ours, *(other.control for other in self._fronts.values())):
+            for control in (ours, *(other.control for other in self._processes.values())):
                 control.close()  # so that it ends with the accepting process
             self._work(share)
             code = 0
@@ -303,64 +304,81 @@ class HttpProcesses:
         return True
 
     def _hand_over(self, client: socket.socket) -> None:
-        """Gives `client` to the front with the fewest open connections; of several, to the one whose turn it is.
+        """Gives `client` to the process with the fewest open connections; of several, to the one whose turn it is.
 
-        A front whose models are not warm yet gets none while another is.
+        A process whose models are not warm yet gets none while another is.
         """
-        able = [front for front in self._fronts.values() if front.open]
-        able = [front for front in able if front.warm] or able
+        able = [process for process in self._processes.values() if process.open]
+        able = [process for process in able if process.warm] or able
         self._turn += 1
-        load = {id(front): front.handed - self._board.closed[front.number] for front in able}
-        for front in sorted(able, key=lambda each: (load[id(each)], (each.number - self._turn) % self._count)):
-            with suppress(OSError):  # it is dying, or does not take what it was given
-                socket.send_fds(front.control, [b"c"], [client.fileno()])
-                front.handed += 1
-                return
+        late_s = time.monotonic() + FULL_S
+        load = {id(process): process.handed - self._board.closed[process.number] for process in able}
+        while able and time.monotonic() < late_s:
+            for process in sorted(able, key=lambda each: (load[id(each)], (each.number - self._turn) % self._count)):
+                try:
+                    socket.send_fds(process.control, [b"c"], [client.fileno()])
+                except BlockingIOError:  # it has not taken what it was given
+                    continue
+                except OSError:  # it is dying
+                    able.remove(process)
+                else:
+                    process.handed += 1
+                    return
+            time.sleep(0.002)
 
-    def _read_message(self, front: _Front) -> None:
+    def _read_message(self, process: _Process) -> None:
         try:
-            words = front.control.recv(65536)
+            words = process.control.recv(65536)
         except (BlockingIOError, ConnectionError):
             return
         if not words:  # it ends; `_step` waits for it
-            self._selector.unregister(front.control)
+            self._selector.unregister(process.control)
             return
-        *lines, front.said = (front.said + words).split(b"\n")
+        *lines, process.said = (process.said + words).split(b"\n")
         for said in map(json.loads, lines):
             if "error" in said:
-                front.error = getattr(errors, said["error"])(said["message"])
+                process.error = getattr(errors, said["error"])(said["message"])
             elif "warm" in said:
-                front.warm = True
+                process.warm = True
             else:
                 self._digests = said["digests"]
-                front.open = True
-                if front.reloads:
-                    front.reloads = False
-                    os.kill(front.pid, signal.SIGHUP)
-        opened = [each.open for each in self._fronts.values()]
+                process.open = True
+        opened = [each.open for each in self._processes.values()]
         self._accepts(any(opened))
         if not self._announced and len(opened) == self._count and all(opened):
             self._announced = True
             self._opened()
 
-    def _on_exit(self, front: _Front, status: int) -> None:
-        """Takes note of a front that has ended, and has it replaced."""
+    def _on_exit(self, process: _Process, status: int) -> None:
+        """Takes note of a process that has ended, and has it replaced."""
         with suppress(KeyError, ValueError, OSError):
-            self._read_message(front)  # its last
-        del self._fronts[front.number]
+            self._read_message(process)  # its last
+        del self._processes[process.number]
         with suppress(KeyError, ValueError):
-            self._selector.unregister(front.control)
-        front.control.close()
-        self._accepts(self._accepting and any(each.open for each in self._fronts.values()))
+            self._selector.unregister(process.control)
+        process.control.close()
+        self._accepts(self._accepting and any(each.open for each in self._processes.values()))
         if self._stop_s is not None:
             if status not in (0, -signal.SIGTERM):  # by the signal, if it had not begun to serve
-                log.error("front process %d ended with status %s", front.number, status)
+                log.error("process %d ended with status %s", process.number, status)
             return
+        if status < 0 and not process.warm:
+            self._openvino = False
         if not self._announced:
-            raise front.error or Unavailable(f"front process {front.number} ended with status {status}; see its log")
-        why = f": {front.error.message}" if front.error else ""
-        log.error("front process %d ended with status %s%s; starting another", front.number, status, why)
-        self._try_later(front.number, at_once=front.open and time.monotonic() - front.began_s > AT_ONCE_S)
+            raise process.error or Unavailable(f"process {process.number} ended with status {status}; see its log")
+        why = f": {process.error.message}" if process.error else ""
+        log.error("process %d ended with status %s%s; starting another", process.number, status, why)
+        self._try_later(process.number, at_once=process.open and time.monotonic() - process.began_s > AT_ONCE_S)
+
+    def _kill_hung(self) -> None:
+        now_s, late = time.monotonic(), time.monotonic() - self._looked_s > 2 * LOOK_S  # all of them were paused
+        if now_s - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now_s
+        for process in self._processes.values():
+            if not late and now_s - self._board.lives_s[process.number] > HUNG_S:
+                log.error("process %d has not moved for %g s, and is killed", process.number, HUNG_S)
+                os.kill(process.pid, signal.SIGKILL)
 
     def _end_by(self, number: int) -> NoReturn:
         """Ends everything at once, by the second signal."""
@@ -370,14 +388,14 @@ class HttpProcesses:
         raise SystemExit(128 + number)
 
     def _kill(self) -> None:
-        """Kills the fronts that are left. Their worker processes end with them."""
-        for front in self._fronts.values():
+        """Kills the processes that are left."""
+        for process in self._processes.values():
             with suppress(ProcessLookupError):
-                os.kill(front.pid, signal.SIGKILL)
+                os.kill(process.pid, signal.SIGKILL)
             with suppress(ChildProcessError):
-                os.waitpid(front.pid, 0)
-            front.control.close()
-        self._fronts = {}
+                os.waitpid(process.pid, 0)
+            process.control.close()
+        self._processes = {}
 
     def _taken_signals(self) -> list[int]:
         taken, self._signals = self._signals, []
@@ -385,7 +403,7 @@ class HttpProcesses:
 
     @contextmanager
     def _on_signals(self) -> Iterator[None]:
-        """Within this context signals are collected, and wake `_step`, as does the end of a front."""
+        """Within this context signals are collected, and wake `_step`, as does the end of a process."""
 
         def collect(number: int, frame: FrameType | None) -> None:
             if number != signal.SIGCHLD:

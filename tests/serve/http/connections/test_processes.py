@@ -1,4 +1,4 @@
-"""Several front processes behind one socket: what their clients and their operator notice."""
+"""Several processes behind one socket: what their clients and their operator notice."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from serve.http.api_keys import MOST_KEYS, Key, KeyLimits, SharedCounts
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork processes")
 
-TWO = ("--fronts", "2", "--processes", "2")
+TWO = ("--processes", "2")
 TEXT = "order a table in Paris"
 KEY, SLOW_KEY = "a-key-without-a-rate-01", "a-key-with-a-rate-01234"
 ODD_NAME = "a\u2028b\u2029c\x85d\x0be\x1cf\rg\nh"  # its separators of lines may be none in the metrics
@@ -42,8 +42,8 @@ ASK = asking()
 
 @pytest.fixture(scope="module")
 def server(entities_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server of two fronts, with keys, of a model with an odd name."""
-    folder = tmp_path_factory.mktemp("fronts")
+    """A server of two processes, with keys, of a model with an odd name."""
+    folder = tmp_path_factory.mktemp("processes")
     bundle = Path(shutil.copytree(entities_bundle, folder / "cities"))
     write_manifest(bundle, name=ODD_NAME)
     (folder / "keys").write_text(f"alice:{SLOW_KEY} rate=2/h\nbob:{KEY}\n")
@@ -51,14 +51,14 @@ def server(entities_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         yield running
 
 
-def fronts(server: Server) -> list[psutil.Process]:
-    """Its front processes."""
+def processes(server: Server) -> list[psutil.Process]:
+    """Its processes."""
     return psutil.Process(server.process.pid).children()
 
 
 def replacements(server: Server) -> list[str]:
-    """The lines of its log about fronts that were replaced."""
-    return [line for line in server.log() if "front process" in line and "starting another" in line]
+    """The lines of its log about processes that were replaced."""
+    return [line for line in server.log() if "process" in line and "starting another" in line]
 
 
 def ask(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
@@ -69,29 +69,29 @@ def ask(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
 
 def test_connections_are_spread_evenly_and_each_answers_as_the_pipeline(server: Server, entities_bundle: Path) -> None:
     expected = json.loads(json.dumps(Pipeline(entities_bundle)(TEXT)))
-    answered = 'stillroom_requests_total{{front="{}",endpoint="/v1/entities",status="200"}}'
-    before = [server.metric(answered.format(front)) for front in (0, 1)]
+    answered = 'stillroom_requests_total{{process="{}",endpoint="/v1/entities",status="200"}}'
+    before = [server.metric(answered.format(process)) for process in (0, 1)]
     with ExitStack() as stack:
         connections = [stack.enter_context(server.connect()) for _ in range(6)]
         answers = [ask(each) for _ in range(2) for each in connections]
         assert all(json.loads(body)["results"][0] == expected for _, _, body in answers)
         ids = {headers["x-request-id"] for _, headers, _ in answers}
         assert len(ids) == 12
-        after = [server.metric(answered.format(front)) for front in (0, 1)]
+        after = [server.metric(answered.format(process)) for process in (0, 1)]
     assert [now - then for now, then in zip(after, before, strict=True)] == [6, 6]
     # Connections that have ended do not count: the next ones are spread evenly too.
     with ExitStack() as stack:
         for _ in range(4):
             ask(stack.enter_context(server.connect()))
 
-        def open_at(front: int) -> float:
-            return server.metric(f'stillroom_connections{{front="{front}"}}')
+        def open_at(process: int) -> float:
+            return server.metric(f'stillroom_connections{{process="{process}"}}')
 
         until(lambda: abs(open_at(0) - open_at(1)) <= 1)
 
 
-def test_every_series_says_which_front_it_is_of_and_each_family_is_described_once(server: Server) -> None:
-    for _ in range(3):  # of each front, as each new connection goes to the one with fewer
+def test_every_series_says_which_process_it_is_of_and_each_family_is_described_once(server: Server) -> None:
+    for _ in range(3):  # of each process, as each new connection goes to the one with fewer
         _check_series(server.get("/metrics").text)
 
 
@@ -99,27 +99,27 @@ def _check_series(text: str) -> None:
     named = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
     assert len(named) == len(set(named))
     families = {family.name: family for family in text_string_to_metric_families(text)}
-    assert families.keys() >= {"stillroom_requests", "stillroom_front_restarts"}
-    of_fronts = [sample.labels for sample in families["stillroom_model_info"].samples]
-    assert [(labels["front"], labels["model"]) for labels in of_fronts] == [("0", ODD_NAME), ("1", ODD_NAME)]
+    assert families.keys() >= {"stillroom_requests", "stillroom_process_restarts"}
+    of_processes = [sample.labels for sample in families["stillroom_model_info"].samples]
+    assert [(labels["process"], labels["model"]) for labels in of_processes] == [("0", ODD_NAME), ("1", ODD_NAME)]
     series = [line for line in text.split("\n") if line and not line.startswith("#")]
-    assert all(re.search(r'front="[01]"', line) for line in series)
-    for front in "01":
-        assert any(line.startswith("process_resident_memory_bytes") and f'"{front}"' in line for line in series)
+    assert all(re.search(r'process="[01]"', line) for line in series)
+    for process in "01":
+        assert any(line.startswith("process_resident_memory_bytes") and f'"{process}"' in line for line in series)
 
 
-def test_a_front_that_dies_or_ends_is_replaced_and_the_others_connections_go_on(entities_bundle: Path) -> None:
-    def replaced(front: psutil.Process, number: int, told: int) -> None:
-        until(lambda: len(fronts(server)) == 2 and front.pid not in {each.pid for each in fronts(server)})
-        until(lambda: server.metric(f'stillroom_processes{{front="{number}",model="cities"}}') == 1)
-        until(lambda: server.metric(f'stillroom_front_restarts_total{{front="{number}"}}') == 1)
+def test_a_process_that_dies_or_ends_is_replaced_and_the_others_connections_go_on(entities_bundle: Path) -> None:
+    def replaced(process: psutil.Process, number: int, told: int) -> None:
+        until(lambda: len(processes(server)) == 2 and process.pid not in {each.pid for each in processes(server)})
+        until(lambda: server.metric(f'stillroom_processes{{process="{number}",model="cities"}}') == 1)
+        until(lambda: server.metric(f'stillroom_process_restarts_total{{process="{number}"}}') == 1)
         until(lambda: len(replacements(server)) >= told)  # a thread writes the log
         assert len(replacements(server)) == told
 
     with serving(entities_bundle, *TWO) as server, ExitStack() as stack:
-        connections = [stack.enter_context(server.connect()) for _ in range(6)]  # some to each front
+        connections = [stack.enter_context(server.connect()) for _ in range(6)]  # some to each process
         assert {ask(each)[0] for each in connections} == {200}
-        killed, ended = fronts(server)
+        killed, ended = processes(server)
         killed.kill()
         assert {_goes_on(each) for each in connections} == {True, False}
         replaced(killed, 0, told=1)
@@ -159,7 +159,7 @@ def test_what_was_accepted_is_answered_before_all_of_it_ends(entities_bundle: Pa
 def test_a_second_signal_and_a_kill_end_all_processes_at_once(entities_bundle: Path, how: str) -> None:
     with serving(entities_bundle, *TWO, "--linger-s", "600") as server:
         below = psutil.Process(server.process.pid).children(recursive=True)
-        assert len(below) == 4
+        assert len(below) == 2
         if how == "killed":
             server.process.kill()
         else:
@@ -174,8 +174,8 @@ def test_a_signal_to_every_process_is_as_one_to_the_server(entities_bundle: Path
     with serving(entities_bundle, *TWO, "--linger-s", "1") as server, server.connect() as one, server.connect() as two:
         for each in (one, two):
             assert ask(each)[0] == 200
-        for front in fronts(server):
-            front.terminate()
+        for process in processes(server):
+            process.terminate()
         server.process.terminate()
         until(lambda: _stopping(server))
         for each in (one, two):
@@ -184,7 +184,7 @@ def test_a_signal_to_every_process_is_as_one_to_the_server(entities_bundle: Path
 
 
 def _stopping(server: Server) -> bool:
-    """Whether /readyz answers 503, by every front."""
+    """Whether /readyz answers 503, by every process."""
     return all(server.get("/readyz").status_code == 503 for _ in range(4))
 
 
@@ -193,35 +193,35 @@ def test_a_server_that_is_stopped_while_it_starts_ends_without_an_error(entities
     with started(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         below = psutil.Process(process.pid)
         until(lambda: bool(below.children()))
-        fronts_of_it = below.children()
+        processes_of_it = below.children()
         process.terminate()
         assert process.wait(PATIENCE_S) == 0
         assert "Traceback" not in process.stderr.read()
-        assert not psutil.wait_procs(fronts_of_it, timeout=PATIENCE_S)[1]
+        assert not psutil.wait_procs(processes_of_it, timeout=PATIENCE_S)[1]
 
 
-def test_a_bundle_that_was_changed_is_served_by_all_fronts_or_by_none(bundle_copy: Path) -> None:
+def test_a_bundle_that_was_changed_is_served_by_all_processes_or_by_none(bundle_copy: Path) -> None:
     with serving(bundle_copy, *TWO) as server:
 
         def digests() -> set[str]:
             text = server.get("/metrics").text
-            return set(re.findall(r'stillroom_model_info{front="\d",digest="(\w+)"', text))
+            return set(re.findall(r'stillroom_model_info{process="\d",digest="(\w+)"', text))
 
         before = digests()
         assert len(before) == 1
         write_manifest(bundle_copy, name="cities", max_length=31)
-        fronts(server)[0].kill()
+        processes(server)[0].kill()
         until(lambda: any("send SIGHUP to serve the new bundle" in line for line in server.log()))
         with server.connect() as connection:
-            assert ask(connection)[0] == 200  # by the front that is left
+            assert ask(connection)[0] == 200  # by the process that is left
         server.process.send_signal(signal.SIGHUP)
-        until(lambda: len(fronts(server)) == 2 and len(digests()) == 1 and digests() != before)
+        until(lambda: len(processes(server)) == 2 and len(digests()) == 1 and digests() != before)
         (served,) = digests()
         labels = f'digest="{served}",model="cities",task="token-classification",variant="fp32"'
-        until(lambda: server.metric(f'stillroom_model_info{{front="0",{labels}}}') == 1)
+        until(lambda: server.metric(f'stillroom_model_info{{process="0",{labels}}}') == 1)
 
 
-def test_what_the_fronts_cannot_serve_is_one_message(entities_bundle: Path) -> None:
+def test_what_the_processes_cannot_serve_is_one_message(entities_bundle: Path) -> None:
     command = [sys.executable, "-m", "serve", str(entities_bundle), "--port", "0", *TWO, "--variant", "fp16"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert (done.returncode, done.stdout) == (2, "")
@@ -230,7 +230,7 @@ def test_what_the_fronts_cannot_serve_is_one_message(entities_bundle: Path) -> N
     assert "Traceback" not in done.stderr
 
 
-def test_a_keys_rate_counts_at_all_fronts_together(server: Server) -> None:
+def test_a_keys_rate_counts_at_all_processes_together(server: Server) -> None:
     with ExitStack() as stack:
         statuses = []
         for connection in [stack.enter_context(server.connect()) for _ in range(4)]:
@@ -239,9 +239,9 @@ def test_a_keys_rate_counts_at_all_fronts_together(server: Server) -> None:
     assert statuses == [200, 429, 429, 429]
 
 
-def test_a_keys_requests_at_once_count_at_all_fronts_together_and_those_of_a_dead_front_no_longer() -> None:
+def test_a_keys_requests_at_once_count_at_all_processes_together_and_those_of_a_dead_process_no_longer() -> None:
     shared = SharedCounts(2)
-    first, second = (shared.of_front(front) for front in (0, 1))
+    first, second = (shared.of_process(process) for process in (0, 1))
     one, two = (Key("alice", b"a" * 32, KeyLimits(None, 3), counts) for counts in (first, second))
     for each in (one, two, two):
         each.enter(0.0)
@@ -250,13 +250,13 @@ def test_a_keys_requests_at_once_count_at_all_fronts_together_and_those_of_a_dea
             each.enter(0.0)
     bob = Key("bob", b"b" * 32, KeyLimits(None, 1), first)
     bob.enter(0.0)
-    another = shared.of_front(1)  # in the place of the second, which had two of alice's requests under way
+    another = shared.of_process(1)  # in the place of the second, which had two of alice's requests under way
     assert [Key("alice", b"a" * 32, KeyLimits(None, 3), each).running for each in (first, another)] == [1, 1]
     assert bob.running == 1
 
 
 def test_keys_without_limits_are_not_counted() -> None:
-    counts = SharedCounts(2).of_front(0)
+    counts = SharedCounts(2).of_process(0)
     keys = [Key("alice", number.to_bytes(32), KeyLimits(), counts) for number in range(2 * MOST_KEYS)]
     for key in keys:
         key.enter(0.0)

@@ -1,4 +1,4 @@
-"""The metrics of all front processes in one answer: each front gives its own to the others, over a Unix socket."""
+"""The metrics of all processes in one answer: each process gives its own to the others, over a Unix socket."""
 
 import asyncio
 import os
@@ -9,27 +9,27 @@ from contextlib import asynccontextmanager, suppress
 
 from serve.observe.metrics import Metrics
 
-# How long the metrics of another front are waited for.
+# How long the metrics of another process are waited for.
 ASK_S = 1.0
 # The last line of a whole text.
 END = "# EOF\n"
 
 
-class FrontMetrics:
-    """The metrics of front `number` of `fronts`, and those of the others, whose sockets' paths begin with `sockets`.
+class ProcessMetrics:
+    """The metrics of process `number` of `processes`, and those of the others, whose sockets' paths begin with `sockets`.
 
-    Every series has the label `front`: a front that was replaced begins again at zero, which a sum over fronts would hide.
+    Every series has the label `process`: a process that was replaced begins again at zero, which a sum over processes would hide.
     """
 
-    def __init__(self, metrics: Metrics, sockets: str, number: int, fronts: int) -> None:
+    def __init__(self, metrics: Metrics, sockets: str, number: int, processes: int) -> None:
         self._metrics = metrics
         self._sockets = sockets
         self._number = number
-        self._fronts = fronts
+        self._processes = processes
 
     @asynccontextmanager
     async def answering(self) -> AsyncIterator[None]:
-        """Within this context the other fronts can ask for the metrics of this one."""
+        """Within this context the other processes can ask for the metrics of this one."""
 
         async def answer(_: asyncio.StreamReader, asking: asyncio.StreamWriter) -> None:
             with suppress(OSError):
@@ -45,13 +45,13 @@ class FrontMetrics:
         place = self._place(self._number)
         if not place.startswith("\0"):
             with suppress(FileNotFoundError):
-                os.unlink(place)  # of a front that died
+                os.unlink(place)  # of a process that died
         async with await asyncio.start_unix_server(answer, place):
             yield
 
     async def text(self) -> bytes:
-        """All metrics in Prometheus's text format; without those of a front that does not answer."""
-        return together(await asyncio.gather(*(self._of(number) for number in range(self._fronts)))).encode()
+        """All metrics in Prometheus's text format; without those of a process that does not answer."""
+        return together(await asyncio.gather(*(self._of(number) for number in range(self._processes)))).encode()
 
     def _own(self) -> str:
         return labelled(self._metrics.text().decode(), self._number)
@@ -82,18 +82,18 @@ class FrontMetrics:
         return f"{self._sockets}metrics-{number}"
 
 
-def labelled(text: str, front: int) -> str:
-    """`text`, in Prometheus's format, with the label `front` in every series."""
+def labelled(text: str, process: int) -> str:
+    """`text`, in Prometheus's format, with the label `process` in every series."""
     lines = []
     for line in _lines(text):
         name, brace, labels = line.partition("{")
         if line.startswith("#"):
             lines.append(line)
         elif brace and " " not in name:
-            lines.append(f'{name}{{front="{front}",{labels}')
+            lines.append(f'{name}{{process="{process}",{labels}')
         else:
             name, _, value = line.partition(" ")
-            lines.append(f'{name}{{front="{front}"}} {value}')
+            lines.append(f'{name}{{process="{process}"}} {value}')
     return "".join(f"{line}\n" for line in lines)
 
 
