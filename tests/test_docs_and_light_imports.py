@@ -27,7 +27,7 @@ def fenced(language: str) -> list[tuple[str, str]]:
     return found
 
 
-def test_the_process_that_reads_requests_loads_no_runtime() -> None:
+def test_the_process_that_accepts_connections_loads_no_runtime() -> None:
     code = "import sys, serve.http.app; sys.exit(bool({'onnxruntime', 'openvino'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 

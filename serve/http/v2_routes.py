@@ -20,11 +20,10 @@ from serve.http.openapi import program_version
 from serve.http.request_bodies import decode_json, read_body
 from serve.http.service import Service
 from serve.http.v2_tensors import IGNORED, Datatype, InferRequest, OutputTensor, Tensor, read_tensors, written
-from serve.model.pipeline import Logits
 from serve.settings import Limits
 from serve.tasks import task_of
 from serve.tasks.served_task import ServedTask
-from serve.text.answers import AnswerOptions
+from serve.text.answers import AnswerOptions, Logits
 from serve.text.inputs import TextWork, TokenWork, Work, check_limits, second_texts
 from serve.workers.model_thread import WorkOutput
 from serve.workers.served_model import ServedModel

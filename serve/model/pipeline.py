@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, Unpack, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 from tokenizers import Encoding
@@ -16,7 +16,7 @@ from serve.errors import BadInput, BundleError, InternalError, StillroomError
 from serve.model.session import Session
 from serve.tasks import Answer, open_bundle, task_of
 from serve.tasks.served_task import ReadText, model_facts
-from serve.text.answers import AnswerOptions, EncodingFormat, OffsetUnit
+from serve.text.answers import AnswerOptions, EncodingFormat, Logits, OffsetUnit, Parts
 from serve.text.entity_markers import MARKERS
 from serve.text.inputs import TextWork, TokenWork, Work, as_texts, pairs_of, require_unicode, second_texts
 from serve.text.spans import Aggregation
@@ -40,25 +40,6 @@ GPU_RUN_COSTS_TOKENS = 1024
 
 # (texts, words in each) of the runs of the warm-up. The first run of each shape is slow.
 WARM_UP_SHAPES = ((1, 8), (1, 128), (8, 32))
-
-
-class Logits(NamedTuple):
-    """The logits of one `TokenWork`: float32 in C order, little-endian."""
-
-    shape: list[int]
-    data: bytes
-
-
-class Parts(NamedTuple):
-    """Times of one run of the model, how many of its tokens were padding, and how sure it was of the answers that it completed."""
-
-    texts: int
-    tokens: int
-    padded_tokens: int
-    tokenise_s: float
-    run_s: float
-    decode_s: float
-    scores: Sequence[float] = ()
 
 
 WorkResult = Answer | Logits | StillroomError

@@ -1,7 +1,8 @@
-"""What answers of all tasks share: their options, probabilities, and lengths in the caller's unit."""
+"""What answers of all tasks share: their options, probabilities, lengths in the caller's unit, and what a run of the model tells."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -18,10 +19,29 @@ SCORE_DECIMALS = 6
 # A number may be of any size; float32 holds about so many of its digits.
 NUMBER_DIGITS = 7
 WIDEST_VECTOR = 1_000_000  # numbers, as `MOST_LABELS`
-# More labels than any model has. A bound is needed: the message to the worker process holds 64-bit integers only.
+# More labels than any model has.
 MOST_LABELS = 1_000_000
-# Of the name of a promise, which goes to the worker process with each text of a request. Those of `export` have about 20.
+# Of the name of a promise. Those of `export` have about 20.
 MOST_PROMISE_CHARACTERS = 100
+
+
+class Logits(NamedTuple):
+    """The logits of one row of token ids: float32 in C order, little-endian."""
+
+    shape: list[int]
+    data: bytes
+
+
+class Parts(NamedTuple):
+    """Times of one run of the model, how many of its tokens were padding, and how sure it was of the answers that it completed."""
+
+    texts: int
+    tokens: int
+    padded_tokens: int
+    tokenise_s: float
+    run_s: float
+    decode_s: float
+    scores: Sequence[float] = ()
 
 
 @dataclass(frozen=True)

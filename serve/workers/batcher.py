@@ -51,12 +51,10 @@ PACKETS_A_BATCH = 2
 class _Caller(Generic[Result]):
     """One caller: its results so far, and the future that ends its wait."""
 
-    __slots__ = ("answered", "gone", "keeps_errors", "left", "passed_over_s", "queued", "results")
+    __slots__ = ("answered", "gone", "left", "passed_over_s", "queued", "results")
 
-    def __init__(self, items: int, answered: Wait, *, keeps_errors: bool) -> None:
-        self.results: list[Result | Exception | None] = [None] * items
-        self.keeps_errors = keeps_errors
-        """Whether the error of an item is its result, and the others are waited for."""
+    def __init__(self, items: int, answered: Wait) -> None:
+        self.results: list[Result | None] = [None] * items
         self.left = items
         self.passed_over_s = [math.inf] * items
         """When each item was first passed over for others with a better length."""
@@ -67,10 +65,10 @@ class _Caller(Generic[Result]):
         """Whether it no longer waits. Its items are dropped when they are reached."""
 
     def take(self, place: int, result: Result | Exception) -> None:
-        """Stores a result. An error ends the wait at once, unless errors are kept."""
+        """Stores a result. An error ends the wait at once."""
         if self.answered.done():
             return
-        if isinstance(result, Exception) and not self.keeps_errors:
+        if isinstance(result, Exception):
             self.answered.set_exception(result)
             return
         self.results[place] = result
@@ -143,18 +141,10 @@ class Batcher(Generic[Item, Result]):
         """Items that wait for their turn."""
         return self._waiting
 
-    async def results(
-        self,
-        items: Sequence[Item],
-        tokens: Sequence[int],
-        answered: Wait | None = None,
-        *,
-        keeps_errors: bool = False,
-    ) -> list[Any]:
+    async def results(self, items: Sequence[Item], tokens: Sequence[int], answered: Wait | None = None) -> list[Any]:
         """The results of `items`, in order; `tokens` is the length of each.
 
-        Raises Overloaded if the queue has no room, Unavailable if nothing will be computed, and the error of the first item that fails;
-        with `keeps_errors` an item that fails has its error as its result, and the others are waited for.
+        Raises Overloaded if the queue has no room, Unavailable if nothing will be computed, and the error of the first item that fails.
         If the caller is cancelled, its items that have not started are dropped. An error that is set on `answered`, a future of this
         loop that is done when the results are, ends the wait in the same way.
         """
@@ -162,7 +152,7 @@ class Batcher(Generic[Item, Result]):
             return []
         self.refuse_if_full(len(items), sum(tokens))
         loop = asyncio.get_running_loop()
-        caller: _Caller[Result] = _Caller(len(items), answered or loop.create_future(), keeps_errors=keeps_errors)
+        caller: _Caller[Result] = _Caller(len(items), answered or loop.create_future())
         start, packet_tokens = self._virtual_now, 0
         for place, (item, length) in enumerate(zip(items, tokens, strict=True)):
             self._push(_Waiting(start, next(self._numbers), item, length, caller, place))

@@ -4,7 +4,6 @@ Tokenizer and runtime release Python's lock while they compute, so the event loo
 """
 
 import asyncio
-import logging
 import os
 import queue
 import threading
@@ -12,17 +11,19 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
 from serve.errors import StillroomError
-from serve.model.pipeline import Logits, Parts, Pipeline
 from serve.observe.request_context import RequestContext, Stages
+from serve.text.answers import Logits, Parts
 from serve.text.inputs import Work
 from serve.workers.batcher import Done
 
-log = logging.getLogger("serve")
+if TYPE_CHECKING:
+    from serve.model.pipeline import Pipeline
+
 
 # Longest time for one batch, and for opening a model. A model that takes longer counts as hung.
 HUNG_S = 120.0
@@ -79,7 +80,7 @@ class ModelThread:
     """
 
     def __init__(
-        self, pipeline: Pipeline, observe: Callable[[Parts], None], on_broken: Callable[[str], None], niceness: int
+        self, pipeline: "Pipeline", observe: Callable[[Parts], None], on_broken: Callable[[str], None], niceness: int
     ) -> None:
         self._pipeline, self._observe, self._on_broken = pipeline, observe, on_broken
         self._loop = asyncio.get_running_loop()
@@ -136,7 +137,6 @@ class ModelThread:
         self, batch: _Batch, answers: list[tuple[int, WorkOutput | StillroomError]], parts: Parts, last: bool
     ) -> None:
         """Passes on the answers of one run, in the event loop."""
-        self._observe(parts)
         batch.stages = batch.stages.after(parts.tokenise_s, parts.run_s, parts.decode_s)
         if last:
             # Before the answers are passed on: their callers wake after the next batch is given, so that the thread does not wait for all
@@ -148,6 +148,7 @@ class ModelThread:
             if isinstance(answer, StillroomError) and answer.fault == "ours":
                 request.context.failed_texts.append(request.place)
             batch.done(place, answer)
+        self._observe(parts)
 
 
 async def in_a_thread(call: Callable[[], Result], limit_s: float) -> Result:

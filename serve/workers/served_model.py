@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
 
@@ -17,14 +17,17 @@ from serve.bundle.manifest import Manifest
 from serve.bundle.remote_files import is_url
 from serve.bundle.runtimes import Device, choose
 from serve.errors import Unavailable
-from serve.model.pipeline import Parts, open_pipeline
 from serve.observe.metrics import Drift, Expected, Metrics
 from serve.observe.request_context import RequestContext
 from serve.settings import Limits
 from serve.tasks import open_bundle, task_of
+from serve.text.answers import Parts
 from serve.text.inputs import TokenWork, Work
 from serve.workers.batcher import Batcher, Wait
 from serve.workers.model_thread import HUNG_S, ModelThread, WorkOutput, WorkRequest, in_a_thread
+
+if TYPE_CHECKING:
+    from serve.model.pipeline import Pipeline
 
 log = logging.getLogger("serve")
 
@@ -98,7 +101,7 @@ class ServedModel:
         self.variant = choice.variant
         self.threads = threads or 1
         on_openvino = choice.runtime == "openvino"
-        self._open = partial(open_pipeline, bundle, self.variant, self.threads, device, openvino=on_openvino)
+        self._open = partial(_opened, bundle, self.variant, self.threads, device, openvino=on_openvino)
         self._metrics = metrics
         scores = bundle.variant(self.variant)[1].validation_scores
         self._confidence = self._tokens = None
@@ -284,6 +287,12 @@ class ServedModel:
             self._confidence.add(len(parts.scores), sum(parts.scores))
         if self._tokens:
             self._tokens.add(parts.texts, parts.tokens)
+
+
+def _opened(*asked: Any, **how: Any) -> "Pipeline":
+    from serve.model.pipeline import open_pipeline  # it loads the runtime, which the process that accepts does not need
+
+    return open_pipeline(*asked, **how)
 
 
 def processes_for(device: Device, threads: int) -> int:
