@@ -21,7 +21,8 @@ TextMethod = Literal[
 TEXT_METHODS: tuple[str, ...] = get_args(TextMethod)
 # Methods that need a task, or a task and plain text.
 TASK_METHODS = (
-    "soft-labels", "labels", "tinybert", "xtremedistil", "xtremedistil-transfer", "xtremedistil-no-freezing", "xtremedistil-no-attention",
+    "soft-labels", "labels", "tinybert", "xtremedistil", "xtremedistil-printed", "xtremedistil-transfer", "xtremedistil-no-freezing",
+    "xtremedistil-no-attention",
 )  # fmt: skip
 AUTO = "auto"
 STARTS = ("spread", "alternate", "first", "last", "layer-map", "random")  # or a checkpoint

@@ -45,7 +45,7 @@ class Sizes:
     relation_heads: int = 0
     teacher_layer: int = 0
     layer_map: str = ""
-    copied_layer: int = 0  # the teacher layer that the student's last layer starts from
+    copied_layers: tuple[int, ...] = ()  # the teacher layer that each layer of the student starts from; empty: none
     pooling: Pooling = "mean"  # how the teacher makes the vector of a text
 
 
@@ -125,10 +125,12 @@ METHODS: dict[str, Callable[[Sizes], tuple[Stage, ...]]] = {
     "mlm": lambda _: (Stage("mlm", Objective(outputs=(VOCABULARY_LABELS,))),),
     # XtremeDistil's algorithm 1: hidden states and attention, then logits, then labels; before each of the last two stages the head trains
     # alone. Shares are ours.
-    "xtremedistil": lambda sizes: _xtremedistil(sizes, attention=True),
+    "xtremedistil": lambda sizes: _xtremedistil(sizes, printed=False),
+    # The same with the losses of stage one summed as equations 8 and 9 print them; attention is then next to nothing.
+    "xtremedistil-printed": lambda sizes: _xtremedistil(sizes, printed=True),
     # XtremeDistil on a source task, then the task itself with a new head (XtremeDistil, section 2.2). Shares are ours.
     "xtremedistil-transfer": lambda sizes: (
-        *(replace(stage, text="source", share=stage.share / 2) for stage in _xtremedistil(sizes, attention=True)),
+        *(replace(stage, text="source", share=stage.share / 2) for stage in _xtremedistil(sizes)),
         replace(LABELS, share=0.5),
     ),
     # No distillation: labels alone, starting from parts of the teacher that was fine-tuned on the task.
@@ -163,7 +165,7 @@ METHODS: dict[str, Callable[[Sizes], tuple[Stage, ...]]] = {
         )
     ),
     # The ablation of XtremeDistil without the stages that train the head alone (XtremeDistil, Table 9).
-    "xtremedistil-no-freezing": lambda sizes: _without_head_stages(_xtremedistil(sizes, attention=True)),
+    "xtremedistil-no-freezing": lambda sizes: _without_head_stages(_xtremedistil(sizes)),
     # The ablation of XtremeDistil without the attention loss (XtremeDistil, Table 9).
     "xtremedistil-no-attention": lambda sizes: _xtremedistil(sizes, attention=False),
 }
@@ -186,20 +188,20 @@ def chain_of(
     """The stages of each of `shapes`: the first learns from a teacher of that configuration, each other from the one before.
 
     All but the last are assistants. `start` is the name of the layers that students start from where they fit (see
-    `compress.models.initialise.starting_layers`); empty means new layers. Relations are then those of the layer that the
-    student's last layer starts from, unless `choices` say otherwise, which are fields of `Sizes` that a method reads.
+    `compress.models.initialise.starting_layers`); empty means new layers. A layer then learns relations, and XtremeDistil's
+    representations, from the layer that it starts from, unless `choices` say otherwise, which are fields of `Sizes` that a method reads.
 
     Raises:
         BadInput: an unknown method; heads, layers or widths that it cannot compare.
     """
     chain: list[tuple[Stage, ...]] = []
     for shape in shapes:
-        copied = 0
+        copied: tuple[int, ...] = ()
         if start and layers_fit(teacher, shape):
             names = (start, teacher.num_hidden_layers, shape.layers)
-            copied = starting_layers(*names, map_name=choices.get("layer_map", ""))[-1]
+            copied = starting_layers(*names, map_name=choices.get("layer_map", ""))
         widths = (teacher.hidden_size, shape.hidden)
-        sizes = Sizes(teacher.num_hidden_layers, shape.layers, *widths, copied_layer=copied, **choices)
+        sizes = Sizes(teacher.num_hidden_layers, shape.layers, *widths, copied_layers=copied, **choices)
         stages = stages_of(method, sizes)
         ours = shape.as_config()
         for stage in stages:
@@ -263,7 +265,7 @@ def _last_attention(sizes: Sizes, *more: LayerTerm) -> tuple[LayerTerm, ...]:
 def _of_one_layer(method: Literal["minilmv2", "directminilm"], sizes: Sizes) -> tuple[Stage, ...]:
     """Queries, keys and values of the student's last layer, of one teacher layer: their relations, or they themselves."""
     direct = method == "directminilm"
-    layer = sizes.teacher_layer or sizes.copied_layer or usual_teacher_layer(sizes, direct=direct)
+    layer = sizes.teacher_layer or (sizes.copied_layers or (0,))[-1] or usual_teacher_layer(sizes, direct=direct)
     # As many heads as the paper's 48 if that divides both widths, otherwise the largest number below that does.
     usual = max(n for n in range(1, 49) if sizes.teacher_width % n == 0 and sizes.student_width % n == 0)
     terms = [
@@ -304,15 +306,21 @@ def _tinybert(sizes: Sizes) -> Objective:
     return Objective(tuple(terms))
 
 
-def _xtremedistil(sizes: Sizes, *, attention: bool) -> tuple[Stage, ...]:
+def _xtremedistil(sizes: Sizes, *, attention: bool = True, printed: bool = False) -> tuple[Stage, ...]:
+    """Algorithm 1. Each layer learns from the teacher layer that it starts from, a new one `i` from `L - M + i`.
+
+    The embeddings are one pair more, as in the authors' code: of copied layers with the teacher's embeddings, of new ones with
+    layer `L - M`. Losses are the means of that code (microsoft/xtreme-distil-transformers, `models.py`), added up over pairs;
+    with `printed` the sums of equations 8 and 9.
+    """
     count = sizes.student_layers
+    pairs = list(enumerate(sizes.copied_layers, 1)) or _pairs("last", sizes)
+    of_hidden, of_scores, weight = ("half squares", "squares", 1 / count) if printed else ("mse", "mean squares", 1.0)
     terms: list[LayerTerm] = []
-    for ours, theirs in _pairs("last", sizes):
-        terms.append(
-            LayerTerm("half squares", "hidden", theirs, ours, 1 / count, projection=f"layer {ours}", bias=True)
-        )
-        if attention:
-            terms.append(LayerTerm("squares", "scores", theirs, ours, 1 / count))
+    for ours, theirs in [(0, 0 if sizes.copied_layers else sizes.teacher_layers - count), *pairs]:
+        terms.append(LayerTerm(of_hidden, "hidden", theirs, ours, weight, projection=f"layer {ours}", bias=True))
+        if attention and ours:
+            terms.append(LayerTerm(of_scores, "scores", theirs, ours, weight))
     logits = Objective(outputs=(OutputTerm("logits", "classes"),))
     labels = Objective(outputs=(OutputTerm("labels", "classes"),))
     return (
