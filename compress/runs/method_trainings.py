@@ -16,6 +16,7 @@ from compress.data.encoded import Encoded, pad_id_of
 from compress.data.examples import Example
 from compress.data.sampler import rows_a_step
 from compress.data.task import Task
+from compress.evaluation.predictions import shared_row_logits
 from compress.methods.catalogue import HEAD_STAGE, Stage
 from compress.methods.objectives import Projections
 from compress.models import task_heads
@@ -32,7 +33,7 @@ from compress.runs.resumable_stages import TRAINING
 from compress.runs.stages import folder_fingerprint, trained_with
 from compress.runs.task_inputs import TaskInputs
 from compress.training.checkpoint import write_safetensors
-from compress.training.loop import StageSettings
+from compress.training.loop import StageSettings, device_of_process
 from compress.training.stage import train_stage, validating, validation_interval
 from compress.training.teacher_cache import CachedTeacherText, TeacherCache, teacher_cache
 from serve.errors import BadInput
@@ -157,6 +158,11 @@ def train(folder: Path, given: MethodInputs, link: Link, number: int, before: Pa
         came_from = link.starts_from if number == 1 else link.stages[number - 2].text
         student = with_head(before, task, given, keeps=came_from == stage.text)
         theirs = load(open_model(str(task.teacher)), task.task) if asks else None
+        if theirs is not None and not stage.objective.layers:
+            # The texts do not change, so the teacher is asked about each of them once.
+            theirs.to(device_of_process(given.settings.device))
+            text = replace(text, soft=distributed.broadcast(shared_row_logits(theirs, texts)))
+            theirs = None
         # Unlabelled texts add variety, not steps.
         settings = replace(_settings(given, _steps(replace(text, texts=labelled), tokens)), teacher_shard=False)
         if any(term.of == "classes" for term in stage.objective.outputs):

@@ -146,7 +146,7 @@ def train(
 
         saved_at = time.monotonic()
         unseen: list[tuple[int, _Terms]] = []
-        model.train()
+        train_mode(model)
         while progress.step < schedule.steps and not progress.stopped:
             for group in optimizer.param_groups:
                 group["lr"] = schedule.rate(progress.step)
@@ -176,6 +176,15 @@ def train(
         distributed.broadcast_tensors(list(own_tensors(model).values()))
     model.eval()
     return progress
+
+
+def train_mode(model: Any) -> None:
+    """Let `model` train; parts whose weights are all frozen compute as in use, without dropout."""
+    model.train()
+    for module in model.modules():
+        weights = list(module.parameters())
+        if weights and not any(weight.requires_grad for weight in weights):
+            module.eval()
 
 
 def device_of_process(device: str = "auto") -> torch.device:
@@ -242,7 +251,7 @@ def _validate(model: Any, validation: Validation, progress: Progress, folder: Pa
     if distributed.main():
         model.eval()
         value = validation.evaluate()
-        model.train()
+        train_mode(model)
         if value > progress.best_value:
             write_safetensors(folder / BEST, own_tensors(model))
     value = distributed.broadcast(value)

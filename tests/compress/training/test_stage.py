@@ -23,7 +23,7 @@ from compress.methods.objectives import Projections, check_objective, layer_loss
 from compress.models.activations import read
 from compress.models.families import FAMILIES, layers_of
 from compress.models.shapes import Shape
-from compress.training.loop import CHECKPOINT, StageSettings
+from compress.training.loop import CHECKPOINT, StageSettings, Validation
 from compress.training.stage import step_losses, train_stage
 from serve.errors import BadInput
 
@@ -120,6 +120,24 @@ def test_the_teacher_stays_as_it_was_and_so_does_what_is_not_trained(tmp_path: P
         assert bool(head) == (trains != "encoder")
         assert bool(moved - head) == (trains != "head")
         assert all(parameter.requires_grad for parameter in student.parameters())
+
+
+@pytest.mark.parametrize(("trains", "drops"), [("all", True), ("head", False)])
+def test_a_frozen_encoder_has_no_dropout_also_after_a_validation(trains: str, drops: bool, tmp_path: Path) -> None:
+    stage = next(s for s in stages_of("xtremedistil", SIZES) if s.name == "labels")
+    stage = Stage("labels", stage.objective, "task", trains)  # type: ignore[arg-type]
+    _, student = models("bert", stage)
+    seen: list[torch.Tensor] = []
+    student.bert.encoder.register_forward_hook(lambda _, __, found: seen.append(found[0].detach()))
+
+    class Same(TaskText):
+        def at(self, step: int) -> Any:
+            return super().at(0)
+
+    settings, validation = StageSettings(4, learning_rate=1e-9), Validation(2, lambda: 0.0)
+    train_stage(stage, None, student, Same(), settings, folder=tmp_path, validation=lambda _: validation)
+    assert len(seen) == 4
+    assert [torch.allclose(seen[0], other, atol=1e-5) for other in seen[1:]] == [not drops] * 3
 
 
 @pytest.mark.parametrize("method", ["minilmv2", "minilm", "directminilm", "tinybert-general"])
