@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from compress.losses.vectors import Pooling
 from compress.methods.objectives import LayerTerm, Objective, OutputTerm, check_objective
+from compress.models.families import is_multilingual
 from compress.models.initialise import layers_fit, starting_layers
 from compress.models.shapes import Shape, covering, layer_map
 from serve.errors import BadInput
@@ -47,6 +48,8 @@ class Sizes:
     layer_map: str = ""
     copied_layers: tuple[int, ...] = ()  # the teacher layer that each layer of the student starts from; empty: none
     pooling: Pooling = "mean"  # how the teacher makes the vector of a text
+    family: str = ""  # of the teacher, as `FAMILIES` name it
+    multilingual: bool = False  # whether the teacher was made for many languages
 
 
 VOCABULARY_LABELS = OutputTerm("labels", "vocabulary")
@@ -195,6 +198,8 @@ def chain_of(
         BadInput: an unknown method; heads, layers or widths that it cannot compare.
     """
     chain: list[tuple[Stage, ...]] = []
+    # Assistants are of their teacher's family and languages.
+    choices |= {"family": getattr(teacher, "model_type", ""), "multilingual": is_multilingual(teacher)}
     for shape in shapes:
         copied: tuple[int, ...] = ()
         if start and layers_fit(teacher, shape):
@@ -212,25 +217,35 @@ def chain_of(
 
 
 def usual_teacher_layer(sizes: Sizes, *, direct: bool = False) -> int:
-    """The teacher layer that was best for students of this size (comparative analysis, section 5).
+    """The teacher layer that was best for students of this size (comparative analysis, Table 3).
 
-    For a teacher of `L` >= 12 layers it is `L - 1` if the student has 6 or more layers and is narrower than the teacher, or has
-    6 or more layers of any width with DirectMiniLM (`direct`); otherwise `L - 2`. For a shallower teacher, which the paper
-    does not test, it is `L - 1` (ours).
+    For a teacher of `L` >= 12 layers of English it is `L - 1` if the student has 6 or more layers and is narrower than the teacher,
+    or has 6 or more layers of any width with DirectMiniLM (`direct`); otherwise `L - 2`. For a multilingual teacher it is `L - 1`,
+    whatever the student; DirectMiniLM has the same as in English, since no layer was best for GLUE and XNLI both. A teacher of 24 layers
+    teaches by its layer 21, or of RoBERTa's and XLM-RoBERTa's family 19 (MiniLMv2, section 4). For a shallower teacher, which the papers
+    do not test, it is `L - 1` (ours).
     """
+    if sizes.teacher_layers == 24:
+        return 19 if sizes.family in ("roberta", "xlm-roberta") else 21
     deep = sizes.student_layers >= 6
     narrower = sizes.student_width < sizes.teacher_width
-    below = 1 if sizes.teacher_layers < 12 or (deep and (direct or narrower)) else 2
+    by_languages = sizes.multilingual and not direct
+    below = 1 if sizes.teacher_layers < 12 or by_languages or (deep and (direct or narrower)) else 2
     return max(1, sizes.teacher_layers - below)
 
 
 def usual_layer_map(sizes: Sizes) -> str:
-    """The map that was best for students of this size (comparative analysis, section 5): `single` for 3 layers or fewer,
-    otherwise `uniform+last` at the teacher's width and `uniform-consecutive` at another, or `spread` where that leaves the
-    last layer without a term."""
-    if sizes.student_layers <= 3:
+    """The map that was best for students of this size (comparative analysis, Table 3), or `spread` where it leaves the last layer
+    without a term.
+
+    In English it is `single` for 3 layers or fewer, otherwise `uniform+last` at the teacher's width and `uniform-consecutive` at another.
+    Of a multilingual teacher it is that with the best XNLI: `uniform` for 3 layers or fewer, otherwise `uniform+last`.
+    """
+    few = sizes.student_layers <= 3
+    if few and not sizes.multilingual:
         return "single"
-    usual = "uniform+last" if sizes.student_width == sizes.teacher_width else "uniform-consecutive"
+    by_width = "uniform+last" if sizes.student_width == sizes.teacher_width else "uniform-consecutive"
+    usual = by_width if not sizes.multilingual else "uniform" if few else "uniform+last"
     return _covering(usual, sizes)
 
 
