@@ -219,7 +219,9 @@ class TaskSettings(FineTunedTeacher, Training, TaskData):
         FineTunedTeacher, "teacher_epochs",
         help="Epochs of fine-tuning the teacher, at most; it stops when validation stops improving.",
     )  # fmt: skip
-    teacher_patience: int = setting(2, help="Validations without a new best before training stops.", at_least=1)
+    teacher_patience: int = setting(
+        2, help="Validations in the last third of training without a new best before it stops.", at_least=1
+    )
     student_epochs: int | None = setting(
         None, help="Epochs over the labelled text, in steps: unlabelled and generated text adds variety, not time.",
         at_least=1, at_most=1_000_000, shown=f"10, and at least {LEAST_STEPS:,} steps",
@@ -285,7 +287,7 @@ class FineTuning(HubModel, Training, TaskData):
     )
     patience: int = again(
         TaskSettings, "teacher_patience", at_least=0,
-        help="Validations without a new best before training stops; 0 never stops it.",
+        help="Validations in the last third of training without a new best before it stops; 0 never stops it.",
     )  # fmt: skip
     learning_rate: float | None = setting(None, help="Peak learning rate.", above=0, shown="0.0001")
     batch: int | None = again(FineTunedTeacher, "batch", None, help="Texts per step.", shown="32")

@@ -1,11 +1,10 @@
-"""What a student learns from, in figures: the shares of losses in its gradient, and what means are taken over.
+"""How much of a student's gradient each of XtremeDistil's losses has.
 
     python benchmarks/distill/learned.py --teacher all-MiniLM-L6-v2 --text FILE
 
 XtremeDistil's stage of representations: the norm of the gradient of its attention loss beside that of its hidden states, of a `3x384`
 that starts from the teacher's layers, on 32 lines of FILE; of all weights, and of the matrices of queries and keys alone. Both losses
-must be 0 where the student is the teacher. Then a loss over the vocabulary as a mean over the texts' means, which must be that of
-single texts, and over the tokens of the batch.
+must be 0 where the student is the teacher.
 """
 
 import argparse
@@ -15,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compress.data.batches import padded, text_shares
+from compress.data.batches import padded
 from compress.methods.catalogue import Stage
-from compress.methods.objectives import OutputTerm, Projections, layer_losses, vocabulary_losses
-from compress.models.activations import Part, Unprojected, read
+from compress.methods.objectives import Projections, layer_losses
+from compress.models.activations import read
 from compress.models.initialise import starting_layers, student_of
 from compress.models.pretrained import load_encoder, open_model, open_tokenizer
 from compress.models.shapes import shape_of
@@ -53,25 +52,6 @@ def gradient(loss: Tensor, student: Any, only: tuple[str, ...] = ("",)) -> float
     return float(sum(slope.square().sum() for slope in slopes if slope is not None)) ** 0.5
 
 
-def print_means(teacher: Any, inputs: dict[str, Tensor]) -> None:
-    """The squared distance of logits over a vocabulary from 0, as a mean over texts and over tokens."""
-    mask = inputs["attention_mask"]
-    rows = mask.flatten().nonzero().flatten()
-    hidden = read(teacher, inputs, [Part("hidden", 1)])["hidden", 1].detach().flatten(0, 1)[rows]
-    words = torch.nn.Linear(hidden.shape[1], 1_000)
-    torch.nn.init.zeros_(words.bias)
-    sides = Unprojected(hidden, words), Unprojected(torch.zeros_like(hidden), words)
-    terms, none = (OutputTerm("logits", "vocabulary"),), torch.zeros(0)
-    of_texts, of_tokens = (
-        vocabulary_losses(terms, *sides, none, weights=shares)[terms[0].name].item()
-        for shares in (text_shares(mask, rows), None)
-    )
-    one = words(hidden).square().sum(dim=1) / 2
-    expected = torch.stack([part.mean() for part in one.split(mask.sum(dim=1).tolist())]).mean().item()
-    assert abs(of_texts - expected) < 1e-4 * expected
-    print(f"vocabulary: mean over texts {of_texts:.4g}, over tokens {of_tokens:.4g}")
-
-
 def main() -> None:
     """Print a table."""
     reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -82,7 +62,6 @@ def main() -> None:
     teacher, inputs = load_encoder(opened, seed=0).eval(), batch(open_model(given.teacher), given.text)
     chosen = starting_layers("spread", teacher.config.num_hidden_layers, shape.layers)
     student, _ = student_of(teacher, shape, seed=0, chosen=chosen)
-    print_means(teacher, inputs)
     print("method                 of                 attention     hidden    share")
     for method in ("xtremedistil-printed", "xtremedistil"):
         stage = method_chain(method, shape, teacher.config).stages[0][0]

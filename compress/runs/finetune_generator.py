@@ -269,7 +269,7 @@ def _train(folder: Path, inputs: _Inputs) -> None:
         "model_revision": inputs.opened.revision, "method": "soft labels" if asked else "labels",
         "data": inputs.splits.fingerprint, "seed": settings.seed, "loss": progress.loss, "metric": METRIC,
         "validation": progress.validation, "validation_texts": len(chosen),
-        "best_step": progress.best_step, "student": str(inputs.shape or shape_in(inputs.opened)),
+        "best_step": progress.best_step, "ended": progress.ended, "student": str(inputs.shape or shape_in(inputs.opened)),
         **({"teacher": asked.public_name, "teacher_revision": asked.revision} if asked else {}),
     }  # fmt: skip
     save_with_lineage(model, inputs.opened, folder, lineage)

@@ -274,6 +274,7 @@ def save(model: Any, folder: Path, inputs: TaskInputs, progress: Progress, detai
         "validation": progress.validation,
         "validation_texts": len(inputs.splits.validation),
         "best_step": progress.best_step,
+        **({"ended": progress.ended} if progress.step else {}),
     }
     save_with_lineage(model, inputs.opened, folder, lineage, inputs.tokens_of)
 

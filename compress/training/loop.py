@@ -42,9 +42,14 @@ CHECKPOINT = "checkpoint.safetensors"
 BEST = "best.safetensors"
 
 
+# The share of the steps after which validations without a new best count. Before it the rate is high and scores waver, so that patience
+# would end a training that still gains as the rate falls (benchmarks/distill/patience.py).
+COUNTS_FROM = 2 / 3
+
+
 @dataclass(frozen=True)
 class Validation:
-    """When and how to validate: every `every` steps; give up after `patience` validations without a new best."""
+    """When and how to validate: every `every` steps; give up after `patience` validations without a new best (see `COUNTS_FROM`)."""
 
     every: int
     evaluate: Callable[[], float]
@@ -123,6 +128,7 @@ def train(
     if distributed.main() and (folder / CHECKPOINT).is_file():
         progress = load_checkpoint(folder / CHECKPOINT, model, optimizer, scaler)
     progress = share_checkpoint(progress, model, optimizer, scaler)
+    progress.planned = schedule.steps
     facts = {
         "steps": schedule.steps,
         "learning_rate": schedule.learning_rate,
@@ -246,7 +252,7 @@ def _step(
 
 
 def _validate(model: Any, validation: Validation, progress: Progress, folder: Path) -> None:
-    """Validate in the main process; keep the weights of a new best; stop after `patience` validations without one."""
+    """Validate in the main process; keep the weights of a new best; stop after `patience` validations late in training without one."""
     value = 0.0
     if distributed.main():
         model.eval()
@@ -258,7 +264,8 @@ def _validate(model: Any, validation: Validation, progress: Progress, folder: Pa
     progress.validation.append((progress.step, value))
     if value > progress.best_value:
         progress.best_value, progress.best_step = value, progress.step
-    since = sum(step > progress.best_step for step, _ in progress.validation)
+    counted = max(progress.best_step, COUNTS_FROM * progress.planned)
+    since = sum(step > counted for step, _ in progress.validation)
     progress.stopped = validation.patience is not None and since >= validation.patience
 
 
