@@ -214,6 +214,10 @@ class TaskSettings(FineTunedTeacher, Training, TaskData):
         1.0, help="Evens out languages in training: 1 reads each text once an epoch, more reads those of small languages more often.",
         at_least=1, at_most=1000,
     )  # fmt: skip
+    class_weights: bool = setting(
+        False,
+        help="Weigh the classes alike in the loss on labels, however many texts each has; for texts with one class.",
+    )
     new_head: bool = setting(False, help="Fine-tune a new head even if the teacher already has one.")
     teacher_epochs: int | None = again(
         FineTunedTeacher, "teacher_epochs",
@@ -305,11 +309,12 @@ class FineTuning(HubModel, Training, TaskData):
     temperature: float | None = again(TaskSettings, "temperature", None, shown="2", needs="teacher|teacher_labels")
     soft_weight: float | None = again(TaskSettings, "soft_weight", shown="0.9", needs="teacher|teacher_labels")
     language_temperature: float = again(TaskSettings, "language_temperature")
+    class_weights: bool = again(TaskSettings, "class_weights")
     new_head: bool = again(TaskSettings, "new_head", help="Fine-tune a new head even if the model already has one.")
     layout: ClassVar = {
         "Options": "model task data out revision teacher teacher_labels unlabelled schedule epochs patience learning_rate batch "
-        "max_length student target_tokens temperature soft_weight language_temperature new_head device seed threads precision "
-        "accumulate trackers"
+        "max_length student target_tokens temperature soft_weight language_temperature class_weights new_head device seed threads "
+        "precision accumulate trackers"
     }
 
 

@@ -41,7 +41,7 @@ def mean_over_tokens(rows: Tensor, mask: Tensor) -> Tensor:
     return torch.where(numbers > 0, rows * weights, torch.zeros_like(rows)).sum()
 
 
-def label_loss(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+def label_loss(logits: Tensor, targets: Tensor, smoothing: float = 0.0, class_weights: Tensor | None = None) -> Tensor:
     """Cross-entropy with labels, mean over the rows that have one; 0 if no row has.
 
     If any number of labels may apply to a row it is the binary cross-entropy of each label, mean over labels and rows. For numbers it
@@ -52,6 +52,7 @@ def label_loss(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tenso
         targets: (rows,), a label's index or `IGNORED`; or (rows, labels), 1 if the label applies, 0 if not, or `IGNORED`; or numbers,
             float (rows,), NaN where there is none; or of questions, int (rows, 3).
         smoothing: of rows with one label each: the share of the target that all labels have evenly (Szegedy et al. 2016, section 7).
+        class_weights: of rows with one label each: the weight of those of each label, (labels,). The sum is divided by the number of rows.
     """
     if are_spans(targets):
         return span_loss(logits, targets)
@@ -63,7 +64,10 @@ def label_loss(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tenso
         known = targets != IGNORED
         each = functional.binary_cross_entropy_with_logits(full(logits), targets.clamp(min=0), reduction="none")
         return torch.where(known, each, torch.zeros_like(each)).sum() / known.sum().clamp(min=1)
-    return label_rows(logits, targets, smoothing).sum() / (targets != IGNORED).sum().clamp(min=1)
+    rows = label_rows(logits, targets, smoothing)
+    if class_weights is not None:
+        rows = rows * class_weights[targets.clamp(min=0)]
+    return rows.sum() / (targets != IGNORED).sum().clamp(min=1)
 
 
 def label_rows(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:

@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
+
+from compress.data.encoded import IGNORED
 from compress.losses.vectors import Pooling
 from compress.methods.objectives import LayerTerm, Objective, OutputTerm, check_objective
 from compress.models.families import is_multilingual
@@ -71,6 +74,18 @@ def labels_and_soft_labels(share: float, temperature: float) -> Stage:
     """Training on labels and on a teacher's logits, computed once, which have this share of the loss."""
     soft = OutputTerm("kept soft labels", "classes", share, temperature)
     return replace(LABELS, objective=Objective(outputs=(OutputTerm("labels", "classes", 1 - share), soft)))
+
+
+def with_class_weights(stage: Stage, targets: np.ndarray) -> Stage:
+    """`stage` with weights in its loss on labels by which classes count alike over `targets` (texts,), and a text 1 on average."""
+    classes, counts = np.unique(targets[targets != IGNORED], return_counts=True)
+    weights = np.zeros(int(classes.max()) + 1)
+    weights[classes] = counts.sum() / (len(classes) * counts)
+    outputs = tuple(
+        replace(term, class_weights=tuple(weights.tolist())) if term.loss == "labels" else term
+        for term in stage.objective.outputs
+    )
+    return replace(stage, objective=replace(stage.objective, outputs=outputs))
 
 
 METHODS: dict[str, Callable[[Sizes], tuple[Stage, ...]]] = {

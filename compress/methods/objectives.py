@@ -84,6 +84,8 @@ class OutputTerm:
     everywhere: bool = False
     # Of one label: the share of the target that all labels have evenly (Szegedy et al. 2016, section 7).
     smoothing: float = 0.0
+    # Of one label: the weight of each by index; empty: all alike.
+    class_weights: tuple[float, ...] = ()
 
     @property
     def name(self) -> str:
@@ -269,7 +271,8 @@ def output_losses(
     found: dict[str, Tensor] = {}
     for term in terms:
         if term.loss == "labels":
-            loss = label_loss(ours, targets, term.smoothing)
+            weights = ours.new_tensor(term.class_weights, dtype=torch.float32) if term.class_weights else None
+            loss = label_loss(ours, targets, term.smoothing, weights)
         else:
             assert theirs is not None, f"{term.name} needs the teacher's logits"
             loss = (

@@ -58,8 +58,8 @@ LABEL_SMOOTHING = 0.1  # MiniLM, appendix
 VALIDATED_TEXTS = 200  # at most, since each costs as many passes as it gets tokens
 # Settings of `finetune` that have no meaning here.
 OTHER_TASKS = (
-    "unlabelled", "teacher_labels", "language_temperature", "new_head", "text_pair_column", "tokens_column", "label_column",
-    "entities_column", "tags_column", "question_column", "context_column", "answers_column", "data_revision",
+    "unlabelled", "teacher_labels", "language_temperature", "class_weights", "new_head", "text_pair_column", "tokens_column",
+    "label_column", "entities_column", "tags_column", "question_column", "context_column", "answers_column", "data_revision",
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
@@ -17,7 +18,7 @@ from compress.data.examples import Example
 from compress.data.sampler import rows_a_step
 from compress.data.task import Task
 from compress.evaluation.predictions import shared_row_logits
-from compress.methods.catalogue import HEAD_STAGE, Stage
+from compress.methods.catalogue import HEAD_STAGE, Stage, with_class_weights
 from compress.methods.objectives import Projections
 from compress.models import task_heads
 from compress.models.activations import LIVES, Part, active_layers, nearest_living, relative_changes, sources_of
@@ -54,6 +55,7 @@ class Labelled:
     validation: Encoded
     gold: Sequence[Example]
     teacher: Path
+    class_weights: bool = False  # whether classes count alike in the loss on labels
     unlabelled: Encoded | None = None  # for stages that learn from the teacher alone
 
 
@@ -84,7 +86,13 @@ def method_inputs(inputs: TaskInputs, teacher: Path, tokens: float) -> MethodInp
     """What the stages of the method read: `tokens` of the plain text, and the task with its fine-tuned `teacher`."""
     given = inputs.settings
     labelled = Labelled(
-        inputs.task, inputs.train, inputs.validation, inputs.splits.validation, teacher, inputs.in_domain
+        inputs.task,
+        inputs.train,
+        inputs.validation,
+        inputs.splits.validation,
+        teacher,
+        given.class_weights,
+        inputs.in_domain,
     )
     return MethodInputs(
         inputs.opened,
@@ -152,6 +160,8 @@ def train(folder: Path, given: MethodInputs, link: Link, number: int, before: Pa
     else:
         task = given.labelled[stage.text]
         labelled = texts = task.train
+        if task.class_weights:
+            stage = with_class_weights(stage, np.concatenate(labelled.targets))
         if task.unlabelled and not any(term.loss == "labels" for term in stage.objective.outputs):
             texts += task.unlabelled
         text = TaskText(texts, stage.batch or given.batch, given.settings.seed, task.validation.ids)

@@ -76,6 +76,39 @@ def test_a_fold_teacher_skips_its_fold(
     assert sorted(read) == sorted(e.text for e, fold in zip(inputs.splits.train, folds, strict=True) if fold != 1)
 
 
+def test_class_weights_reach_every_loss_on_labels(
+    tiny_teacher: Path, task_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages: list[Any] = []
+    for module in (task_stages, method_trainings):
+        monkeypatch.setattr(
+            module, "train_stage", lambda stage, *_, **__: stages.append(stage) or task_stages.Progress()
+        )
+    inputs = opened(tiny_teacher, task_data, tmp_path, method="xtremedistil", class_weights=True)
+    model, soft = task_stages.model_with_head(inputs), [np.zeros((1, 3), np.float32)] * len(inputs.train)
+    folders = {each: tmp_path / each for each in ("teacher", "start", "out")}
+    for folder in folders.values():
+        folder.mkdir()
+    task_stages.on_task(model, tmp_path, inputs, 2, 1e-4, "labels")
+    task_stages.on_task(model, tmp_path, inputs, 2, 1e-4, "both", soft=soft, soft_weight=0.5)
+    task_stages.save(model, folders["teacher"], inputs, task_stages.Progress(), {"role": "teacher"})
+    task_stages.make_start(folders["start"], inputs, folders["teacher"])
+    (link,) = inputs.chain.links(0, 1000)
+    given = method_trainings.method_inputs(inputs, folders["teacher"], 0)
+    method_trainings.train(folders["out"], given, link, 5, folders["start"], folders["teacher"])
+    count = Counter(example.label for example in inputs.splits.train)
+    expected = [len(inputs.train) / (len(count) * count[label]) for label in inputs.labels]
+    assert len(stages) == 3
+    for stage in stages:
+        (weights,) = (term.class_weights for term in stage.objective.outputs if term.loss == "labels")
+        assert weights == pytest.approx(expected)
+
+
+def test_class_weights_of_entities_are_refused(tiny_teacher: Path, task_data: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="--class-weights weighs the classes of texts that have one each"):
+        opened(tiny_teacher, task_data, tmp_path, task="token-classification", class_weights=True)
+
+
 @pytest.mark.parametrize("name", ["logits-head", "logits"])
 def test_a_stage_that_learns_outputs_alone_asks_about_each_text_once(
     tiny_teacher: Path, task_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
