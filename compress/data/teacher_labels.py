@@ -136,10 +136,8 @@ class TeacherLabels:
         It is the share of such answers that the texts of `labelled` agree with, (right + 1) / (answers + 2), if there are `LEAST_MEASURED`
         or more; otherwise they stay certain. Where any number of `labels` may apply, so has each label that an answer does not name.
         """
-        agree: dict[bool, list[int]] = {
-            True: [1, 2],
-            False: [1, 2],
-        }  # of labels that are named, and of others: those that apply, all
+        # Of labels that an answer names (True), and of the others: those that apply, and all; each begins as one of two.
+        agree: dict[bool, list[int]] = {True: [1, 2], False: [1, 2]}
         measured = 0
         for example in labelled:
             answer = self.answers.get(_key(example))

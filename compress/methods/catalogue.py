@@ -257,10 +257,11 @@ def usual_layer_map(sizes: Sizes) -> str:
     Of a multilingual teacher it is that with the best XNLI: `uniform` for 3 layers or fewer, otherwise `uniform+last`.
     """
     few = sizes.student_layers <= 3
-    if few and not sizes.multilingual:
+    if sizes.multilingual:
+        return _covering("uniform" if few else "uniform+last", sizes)
+    if few:
         return "single"
-    by_width = "uniform+last" if sizes.student_width == sizes.teacher_width else "uniform-consecutive"
-    usual = by_width if not sizes.multilingual else "uniform" if few else "uniform+last"
+    usual = "uniform+last" if sizes.student_width == sizes.teacher_width else "uniform-consecutive"
     return _covering(usual, sizes)
 
 
