@@ -21,7 +21,8 @@ TextMethod = Literal[
 TEXT_METHODS: tuple[str, ...] = get_args(TextMethod)
 # Methods that need a task, or a task and plain text.
 TASK_METHODS = (
-    "soft-labels", "labels", "tinybert", "xtremedistil", "xtremedistil-transfer", "xtremedistil-no-freezing", "xtremedistil-no-attention",
+    "soft-labels", "labels", "tinybert", "xtremedistil", "xtremedistil-printed", "xtremedistil-transfer", "xtremedistil-no-freezing",
+    "xtremedistil-no-attention",
 )  # fmt: skip
 AUTO = "auto"
 STARTS = ("spread", "alternate", "first", "last", "layer-map", "random")  # or a checkpoint
@@ -213,12 +214,18 @@ class TaskSettings(FineTunedTeacher, Training, TaskData):
         1.0, help="Evens out languages in training: 1 reads each text once an epoch, more reads those of small languages more often.",
         at_least=1, at_most=1000,
     )  # fmt: skip
+    class_weights: bool = setting(
+        False,
+        help="Weigh the classes alike in the loss on labels, however many texts each has; for texts with one class.",
+    )
     new_head: bool = setting(False, help="Fine-tune a new head even if the teacher already has one.")
     teacher_epochs: int | None = again(
         FineTunedTeacher, "teacher_epochs",
         help="Epochs of fine-tuning the teacher, at most; it stops when validation stops improving.",
     )  # fmt: skip
-    teacher_patience: int = setting(2, help="Validations without a new best before training stops.", at_least=1)
+    teacher_patience: int = setting(
+        2, help="Validations in the last third of training without a new best before it stops.", at_least=1
+    )
     student_epochs: int | None = setting(
         None, help="Epochs over the labelled text, in steps: unlabelled and generated text adds variety, not time.",
         at_least=1, at_most=1_000_000, shown=f"10, and at least {LEAST_STEPS:,} steps",
@@ -284,7 +291,7 @@ class FineTuning(HubModel, Training, TaskData):
     )
     patience: int = again(
         TaskSettings, "teacher_patience", at_least=0,
-        help="Validations without a new best before training stops; 0 never stops it.",
+        help="Validations in the last third of training without a new best before it stops; 0 never stops it.",
     )  # fmt: skip
     learning_rate: float | None = setting(None, help="Peak learning rate.", above=0, shown="0.0001")
     batch: int | None = again(FineTunedTeacher, "batch", None, help="Texts per step.", shown="32")
@@ -302,11 +309,12 @@ class FineTuning(HubModel, Training, TaskData):
     temperature: float | None = again(TaskSettings, "temperature", None, shown="2", needs="teacher|teacher_labels")
     soft_weight: float | None = again(TaskSettings, "soft_weight", shown="0.9", needs="teacher|teacher_labels")
     language_temperature: float = again(TaskSettings, "language_temperature")
+    class_weights: bool = again(TaskSettings, "class_weights")
     new_head: bool = again(TaskSettings, "new_head", help="Fine-tune a new head even if the model already has one.")
     layout: ClassVar = {
         "Options": "model task data out revision teacher teacher_labels unlabelled schedule epochs patience learning_rate batch "
-        "max_length student target_tokens temperature soft_weight language_temperature new_head device seed threads precision "
-        "accumulate trackers"
+        "max_length student target_tokens temperature soft_weight language_temperature class_weights new_head device seed threads "
+        "precision accumulate trackers"
     }
 
 

@@ -24,7 +24,7 @@ from latency.measure.machine import machine_facts
 
 METHODS = (
     "minilm", "minilmv2", "directminilm", "hidden-states", "output-distribution", "tinybert", "xtremedistil", "distilbert", "mlm-kd",
-    "soft-labels", "labels",
+    "soft-labels", "labels", "xtremedistil-printed",
 )  # fmt: skip
 TEXTS = {"train": 600, "validation": 300, "test": 400}
 TASK = "token-classification"

@@ -17,10 +17,10 @@ BATCH_TOKENS = 2_048  # padded tokens of a prediction batch: enough for the matr
 
 
 class Weights(NamedTuple):
-    """The weights of means over a part of a batch: its share of the batch's texts, real tokens, rows and labelled rows."""
+    """The weights of means over a part of a batch: its share of the batch's texts, texts with rows, rows and labelled rows."""
 
     texts: float = 1.0
-    tokens: float = 1.0
+    asked: float = 1.0
     rows: float = 1.0
     labelled: float = 1.0
 
@@ -89,7 +89,10 @@ def part_of(batch: Batch, share: ProcessShare) -> Batch:
     targets = batch.targets
     # All, or of questions the first of each window.
     rows_that_count = targets[:, 0] == 1 if are_spans(targets) else torch.ones(len(targets), dtype=torch.bool)
-    real, texts = mask > 0, mask.amax(dim=1)  # (rows,), the texts of each row
+    texts = mask.amax(dim=1)  # (rows,), of each row
+    asked = batch.row_index  # (texts with rows,), the row of each
+    if not batch.whole_texts:
+        asked = text_of_row(mask, asked).unique() // (width + 1)  # type: ignore[no-untyped-call]
 
     def weight(part: Tensor, whole: Tensor) -> float:
         return 0.0 if empty else float(part.sum()) / max(1.0, float(whole.sum()))
@@ -105,11 +108,25 @@ def part_of(batch: Batch, share: ProcessShare) -> Batch:
         else {part: value[first:last] for part, value in batch.teacher_activations.items()},
         weights=Weights(
             weight(texts[first:last], texts),
-            weight(real[first:last], real),
+            weight((asked >= first) & (asked < last), torch.ones_like(asked)),
             weight(inside & rows_that_count, rows_that_count),
             weight(labelled[inside], labelled),
         ),
     )
+
+
+def text_of_row(mask: Tensor, row_index: Tensor) -> Tensor:
+    """A number for each of `row_index`, (rows,), which is the same for rows of one text; `mask` is that of `Batch`."""
+    width = mask.shape[1]
+    return row_index // width * (width + 1) + mask.flatten()[row_index]
+
+
+def text_shares(mask: Tensor, row_index: Tensor) -> Tensor:
+    """The share of each of `row_index` in a mean over the rows of a text, then over texts, float64 (rows,); `mask` is that of `Batch`."""
+    text = text_of_row(mask, row_index)
+    counts = torch.zeros(mask.numel() + len(mask), dtype=torch.float64, device=mask.device)
+    counts.index_add_(0, text, torch.ones_like(text, dtype=counts.dtype))
+    return 1 / (counts[text] * (counts > 0).sum())
 
 
 @dataclass(frozen=True)

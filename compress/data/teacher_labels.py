@@ -15,7 +15,7 @@ import numpy as np
 from compress.data.answer_rows import HALF, MOST_SUM, Answer, answer_in, named_in, with_tags_as
 from compress.data.columns import USUAL, Columns
 from compress.data.encoded import Encoded
-from compress.data.examples import Example
+from compress.data.examples import Example, classes_of
 from compress.data.file_formats import SUFFIXES, rows_in, suffix_of
 from compress.data.labelled_files import check_there
 from compress.data.row_fields import BadRows, Fault, UnreadableFrom, note
@@ -27,6 +27,7 @@ from serve.text.labels import split_tag, with_prefixes
 LEAST = 1e-8
 """The probability of what a teacher does not name, so that its logarithm is finite; also the distance of the largest one from 1."""
 SHOWN_LABELS = 5
+LEAST_MEASURED = 30  # texts with a label and an answer, for the agreement of both
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,43 @@ class TeacherLabels:
                     f"{sum(answer.labels.values()):.3f}, and one label applies to a text. Give probabilities that sum to 1."
                 )
 
+    def smoothed(self, labelled: Iterable[Example], labels: Sequence[str]) -> tuple["TeacherLabels", str]:
+        """The answers with a probability in place of each class that came without one, and a line that says so.
+
+        It is the share of such answers that the texts of `labelled` agree with, (right + 1) / (answers + 2), if there are `LEAST_MEASURED`
+        or more; otherwise they stay certain. Where any number of `labels` may apply, so has each label that an answer does not name.
+        """
+        # Of labels that an answer names (True), and of the others: those that apply, and all; each begins as one of two.
+        agree: dict[bool, list[int]] = {True: [1, 2], False: [1, 2]}
+        measured = 0
+        for example in labelled:
+            answer = self.answers.get(_key(example))
+            if answer and _names_alone(answer) and example.label is not None:
+                measured += 1
+                there, named = set(classes_of(example)), set(classes_of(answer.example))
+                for label in labels if isinstance(example.label, tuple) else named:
+                    agree[label in named][0] += label in there
+                    agree[label in named][1] += 1
+        if measured < LEAST_MEASURED:
+            return self, ""
+        sure, missed = (right / count for right, count in agree.values())
+
+        def of(answer: Answer) -> Answer:
+            if not _names_alone(answer):
+                return answer
+            named = classes_of(answer.example)
+            if isinstance(answer.example.label, tuple):
+                return replace(
+                    answer,
+                    labels={each: max(sure, HALF) if each in named else min(missed, HALF - LEAST) for each in labels},
+                )
+            # The rest is shared out evenly among the others, which must not become likelier.
+            return replace(answer, labels={named[0]: max(sure, 1.1 / len(labels))})
+
+        answers = {key: of(answer) for key, answer in self.answers.items()}
+        line = f"Answers without probabilities are taken as {sure:.1%} sure, as {measured:,} texts with labels agree with them."
+        return replace(self, answers=answers), line
+
     def logits(self, encoded: Encoded, examples: Sequence[Example]) -> list[np.ndarray | None]:
         """For each of `examples`, tokenised as `encoded`, logits (rows, labels) whose softmax are the answer's probabilities.
 
@@ -211,6 +249,11 @@ def _bare(example: Example) -> set[tuple[str, str]]:
     """The text as it is given and as it is read, with the second of a pair, without blanks around them."""
     pair = (example.text_pair or "").strip()
     return {(example.text_read.strip(), pair), *([] if example.head else [(example.text.strip(), pair)])}
+
+
+def _names_alone(answer: Answer) -> bool:
+    """Whether `answer` names classes without probabilities."""
+    return answer.example.label is not None and not answer.labels
 
 
 def _key(example: Example) -> str:

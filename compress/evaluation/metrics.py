@@ -197,7 +197,39 @@ class ItemF1(Metric):
         }
 
 
-ENTITY_F1, ACCURACY, MICRO_F1 = ItemF1("entity_f1"), ItemF1("accuracy"), ItemF1("micro_f1")
+class MacroF1(Metric):
+    """The mean over classes of their F1, of the classes that occur in the gold or the predictions: a rare one counts like any other."""
+
+    def rows(self, gold: Answers, predicted: Answers) -> np.ndarray:
+        """Per text 1 for its class where it is right, for the predicted one, and for the gold one, (texts, 3 classes)."""
+        index = {label: i for i, label in enumerate(sorted({*map(str, gold), *map(str, predicted)}))}
+        found = np.zeros((len(gold), 3, len(index)), dtype=np.float32)
+        for row, theirs, ours in zip(found, gold, predicted, strict=True):
+            row[0, index[str(theirs)]] = theirs == ours
+            row[1, index[str(ours)]] = row[2, index[str(theirs)]] = 1
+        return found.reshape(len(gold), -1)
+
+    def of(self, sums: np.ndarray) -> np.ndarray:
+        """The mean F1 from summed rows `(..., 3 classes)`."""
+        right, predicted, there = np.split(sums, 3, axis=-1)
+        both = predicted + there
+        return np.asarray((2 * right / np.maximum(both, 1)).sum(axis=-1) / np.maximum((both > 0).sum(axis=-1), 1))
+
+
+class Accuracy(ItemF1):
+    """The share of texts whose class is right."""
+
+    def further_scores(self, gold: Answers, predicted: Answers, *, seed: int = 0) -> dict[str, Score]:
+        """`macro_f1`, to which each class counts alike."""
+        return {MACRO_F1.name: MACRO_F1.score(gold, predicted, seed=seed)}
+
+
+ENTITY_F1, ACCURACY, MICRO_F1, MACRO_F1 = (
+    ItemF1("entity_f1"),
+    Accuracy("accuracy"),
+    ItemF1("micro_f1"),
+    MacroF1("macro_f1"),
+)
 
 
 def mean_over_tasks(

@@ -41,7 +41,7 @@ def mean_over_tokens(rows: Tensor, mask: Tensor) -> Tensor:
     return torch.where(numbers > 0, rows * weights, torch.zeros_like(rows)).sum()
 
 
-def label_loss(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+def label_loss(logits: Tensor, targets: Tensor, smoothing: float = 0.0, class_weights: Tensor | None = None) -> Tensor:
     """Cross-entropy with labels, mean over the rows that have one; 0 if no row has.
 
     If any number of labels may apply to a row it is the binary cross-entropy of each label, mean over labels and rows. For numbers it
@@ -52,6 +52,7 @@ def label_loss(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tenso
         targets: (rows,), a label's index or `IGNORED`; or (rows, labels), 1 if the label applies, 0 if not, or `IGNORED`; or numbers,
             float (rows,), NaN where there is none; or of questions, int (rows, 3).
         smoothing: of rows with one label each: the share of the target that all labels have evenly (Szegedy et al. 2016, section 7).
+        class_weights: of rows with one label each: the weight of those of each label, (labels,). The sum is divided by the number of rows.
     """
     if are_spans(targets):
         return span_loss(logits, targets)
@@ -63,10 +64,18 @@ def label_loss(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tenso
         known = targets != IGNORED
         each = functional.binary_cross_entropy_with_logits(full(logits), targets.clamp(min=0), reduction="none")
         return torch.where(known, each, torch.zeros_like(each)).sum() / known.sum().clamp(min=1)
-    total = functional.cross_entropy(
-        full(logits), targets, ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing
+    rows = label_rows(logits, targets, smoothing)
+    if class_weights is not None:
+        rows = rows * class_weights[targets.clamp(min=0)]
+    return rows.sum() / (targets != IGNORED).sum().clamp(min=1)
+
+
+def label_rows(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    """The cross-entropy of each row with its label, (rows,); 0 where it has none. See `label_loss`."""
+    rows: Tensor = functional.cross_entropy(
+        full(logits), targets, ignore_index=IGNORED, reduction="none", label_smoothing=smoothing
     )
-    return total / (targets != IGNORED).sum().clamp(min=1)
+    return rows
 
 
 def span_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -111,7 +120,12 @@ def _log_softmax_by_window(logits: Tensor, window: Tensor) -> Tensor:
 
 
 def soft_label_loss(teacher_logits: Tensor, student_logits: Tensor, temperature: float) -> Tensor:
-    """`T^2 KL(softmax(teacher / T) || softmax(student / T))`, mean over rows; 0 if they agree.
+    """The mean of `soft_label_rows`; 0 if they agree."""
+    return _mean(soft_label_rows(teacher_logits, student_logits, temperature))
+
+
+def soft_label_rows(teacher_logits: Tensor, student_logits: Tensor, temperature: float) -> Tensor:
+    """`T^2 KL(softmax(teacher / T) || softmax(student / T))` of each row, (rows,).
 
     The factor `T^2` keeps the size of gradients about the same at every temperature (Hinton et al. 2015, section 2).
 
@@ -122,8 +136,13 @@ def soft_label_loss(teacher_logits: Tensor, student_logits: Tensor, temperature:
     """
     target = functional.log_softmax(full(teacher_logits) / temperature, dim=-1)
     ours = functional.log_softmax(full(student_logits) / temperature, dim=-1)
-    rows = (target.exp() * (target - ours)).sum(dim=-1)
-    return temperature**2 * rows.sum() / max(rows.numel(), 1)
+    rows: Tensor = (target.exp() * (target - ours)).sum(dim=-1)
+    return temperature**2 * rows
+
+
+def _mean(rows: Tensor) -> Tensor:
+    """The mean of `rows` (rows,); 0 of none."""
+    return rows.sum() / max(rows.numel(), 1)
 
 
 def soft_multi_label_loss(teacher_logits: Tensor, student_logits: Tensor, temperature: float) -> Tensor:
@@ -145,8 +164,7 @@ def soft_multi_label_loss(teacher_logits: Tensor, student_logits: Tensor, temper
 
 def soft_number_loss(teacher_numbers: Tensor, student_numbers: Tensor) -> Tensor:
     """`(student - teacher)^2`, mean over rows; 0 if they agree. Both are (rows, 1); the teacher's has no gradient."""
-    rows = (full(student_numbers) - full(teacher_numbers)).square()
-    return rows.sum() / max(rows.numel(), 1)
+    return _mean((full(student_numbers) - full(teacher_numbers)).square())
 
 
 def soft_loss(teacher_logits: Tensor, student_logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
@@ -160,14 +178,13 @@ def soft_loss(teacher_logits: Tensor, student_logits: Tensor, targets: Tensor, t
 
 
 def logit_loss(teacher_logits: Tensor, student_logits: Tensor) -> Tensor:
-    """`1/2 ||student - teacher||^2`, mean over rows (XtremeDistil, eq. 12).
+    """The mean of `logit_rows` (XtremeDistil, eq. 12)."""
+    return _mean(logit_rows(teacher_logits, student_logits))
 
-    Args:
-        teacher_logits: (rows, labels), no gradient.
-        student_logits: (rows, labels).
-    """
-    rows = (full(student_logits) - full(teacher_logits)).square().sum(dim=-1) / 2
-    return rows.sum() / max(rows.numel(), 1)
+
+def logit_rows(teacher_logits: Tensor, student_logits: Tensor) -> Tensor:
+    """`1/2 ||student - teacher||^2` of each row, (rows,). Both are (rows, labels); the teacher's has no gradient."""
+    return (full(student_logits) - full(teacher_logits)).square().sum(dim=-1) / 2
 
 
 def total(terms: dict[str, Tensor]) -> Tensor:

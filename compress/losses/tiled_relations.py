@@ -51,14 +51,15 @@ TileLoss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def tiled_loss(loss: str, teacher: RelationFactors, student: RelationFactors, mask: Tensor) -> Tensor:
-    """The loss `loss` (kl, squares or mse, as in `compress.methods.objectives`) of scores, in memory that grows as tokens times width.
+    """The loss `loss` (one of `TILE_LOSSES`, as in `compress.methods.objectives`) of scores, in memory that grows as tokens times width.
 
     Args:
         loss: `kl`, the divergence of the student's attention from the teacher's (MiniLM, section 3), which for scores of queries
             with themselves is that of relations (MiniLMv2, eqs 7-9); the papers' cross-entropy differs only by the teacher's
             entropy. `squares`, half the squared difference of the attention distributions, summed over keys (XtremeDistil,
-            eq. 9). `mse`, the mean squared difference of scores before the softmax, over pairs of real tokens (TinyBERT,
-            section 3). Means are over heads, a sequence's real queries, then sequences.
+            eq. 9); `mean squares`, the squared difference itself, mean over keys (its authors' code). `mse`, the mean squared
+            difference of scores before the softmax, over pairs of real tokens (TinyBERT, section 3). Means are over heads, a
+            sequence's real queries, then sequences.
         teacher: gets no gradient.
         student: has as many heads; their width may differ.
         mask: (batch, tokens), as `compress.losses.outputs.sequence_lengths` takes it: each sequence attends to itself alone.
@@ -230,12 +231,17 @@ def _squares(theirs: Tensor, ours: Tensor) -> tuple[Tensor, Tensor]:
     return apart.square_().sum() / 2, slope
 
 
+def _mean_squares(theirs: Tensor, ours: Tensor) -> tuple[Tensor, Tensor]:
+    value, slope = _squares(theirs, ours)
+    return value * (2 / theirs.shape[-1]), slope.mul_(2 / theirs.shape[-1])
+
+
 def _mse(theirs: Tensor, ours: Tensor) -> tuple[Tensor, Tensor]:
     apart = ours.sub_(theirs)
     return apart.square().sum() / apart.shape[-1], apart.mul(2 / apart.shape[-1])
 
 
-TILE_LOSSES: dict[str, TileLoss] = {"kl": _divergence, "squares": _squares, "mse": _mse}
+TILE_LOSSES: dict[str, TileLoss] = {"kl": _divergence, "squares": _squares, "mean squares": _mean_squares, "mse": _mse}
 
 
 Item = TypeVar("Item")

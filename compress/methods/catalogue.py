@@ -7,8 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
+
+from compress.data.encoded import IGNORED
 from compress.losses.vectors import Pooling
 from compress.methods.objectives import LayerTerm, Objective, OutputTerm, check_objective
+from compress.models.families import is_multilingual
 from compress.models.initialise import layers_fit, starting_layers
 from compress.models.shapes import Shape, covering, layer_map
 from serve.errors import BadInput
@@ -45,8 +49,10 @@ class Sizes:
     relation_heads: int = 0
     teacher_layer: int = 0
     layer_map: str = ""
-    copied_layer: int = 0  # the teacher layer that the student's last layer starts from
+    copied_layers: tuple[int, ...] = ()  # the teacher layer that each layer of the student starts from; empty: none
     pooling: Pooling = "mean"  # how the teacher makes the vector of a text
+    family: str = ""  # of the teacher, as `FAMILIES` name it
+    multilingual: bool = False  # whether the teacher was made for many languages
 
 
 VOCABULARY_LABELS = OutputTerm("labels", "vocabulary")
@@ -68,6 +74,18 @@ def labels_and_soft_labels(share: float, temperature: float) -> Stage:
     """Training on labels and on a teacher's logits, computed once, which have this share of the loss."""
     soft = OutputTerm("kept soft labels", "classes", share, temperature)
     return replace(LABELS, objective=Objective(outputs=(OutputTerm("labels", "classes", 1 - share), soft)))
+
+
+def with_class_weights(stage: Stage, targets: np.ndarray) -> Stage:
+    """`stage` with weights in its loss on labels by which classes count alike over `targets` (texts,), and a text 1 on average."""
+    classes, counts = np.unique(targets[targets != IGNORED], return_counts=True)
+    weights = np.zeros(int(classes.max()) + 1)
+    weights[classes] = counts.sum() / (len(classes) * counts)
+    outputs = tuple(
+        replace(term, class_weights=tuple(weights.tolist())) if term.loss == "labels" else term
+        for term in stage.objective.outputs
+    )
+    return replace(stage, objective=replace(stage.objective, outputs=outputs))
 
 
 METHODS: dict[str, Callable[[Sizes], tuple[Stage, ...]]] = {
@@ -125,10 +143,12 @@ METHODS: dict[str, Callable[[Sizes], tuple[Stage, ...]]] = {
     "mlm": lambda _: (Stage("mlm", Objective(outputs=(VOCABULARY_LABELS,))),),
     # XtremeDistil's algorithm 1: hidden states and attention, then logits, then labels; before each of the last two stages the head trains
     # alone. Shares are ours.
-    "xtremedistil": lambda sizes: _xtremedistil(sizes, attention=True),
+    "xtremedistil": lambda sizes: _xtremedistil(sizes, printed=False),
+    # The same with the losses of stage one summed as equations 8 and 9 print them; attention is then next to nothing.
+    "xtremedistil-printed": lambda sizes: _xtremedistil(sizes, printed=True),
     # XtremeDistil on a source task, then the task itself with a new head (XtremeDistil, section 2.2). Shares are ours.
     "xtremedistil-transfer": lambda sizes: (
-        *(replace(stage, text="source", share=stage.share / 2) for stage in _xtremedistil(sizes, attention=True)),
+        *(replace(stage, text="source", share=stage.share / 2) for stage in _xtremedistil(sizes)),
         replace(LABELS, share=0.5),
     ),
     # No distillation: labels alone, starting from parts of the teacher that was fine-tuned on the task.
@@ -163,7 +183,7 @@ METHODS: dict[str, Callable[[Sizes], tuple[Stage, ...]]] = {
         )
     ),
     # The ablation of XtremeDistil without the stages that train the head alone (XtremeDistil, Table 9).
-    "xtremedistil-no-freezing": lambda sizes: _without_head_stages(_xtremedistil(sizes, attention=True)),
+    "xtremedistil-no-freezing": lambda sizes: _without_head_stages(_xtremedistil(sizes)),
     # The ablation of XtremeDistil without the attention loss (XtremeDistil, Table 9).
     "xtremedistil-no-attention": lambda sizes: _xtremedistil(sizes, attention=False),
 }
@@ -186,20 +206,22 @@ def chain_of(
     """The stages of each of `shapes`: the first learns from a teacher of that configuration, each other from the one before.
 
     All but the last are assistants. `start` is the name of the layers that students start from where they fit (see
-    `compress.models.initialise.starting_layers`); empty means new layers. Relations are then those of the layer that the
-    student's last layer starts from, unless `choices` say otherwise, which are fields of `Sizes` that a method reads.
+    `compress.models.initialise.starting_layers`); empty means new layers. A layer then learns relations, and XtremeDistil's
+    representations, from the layer that it starts from, unless `choices` say otherwise, which are fields of `Sizes` that a method reads.
 
     Raises:
         BadInput: an unknown method; heads, layers or widths that it cannot compare.
     """
     chain: list[tuple[Stage, ...]] = []
+    # Assistants are of their teacher's family and languages.
+    choices |= {"family": getattr(teacher, "model_type", ""), "multilingual": is_multilingual(teacher)}
     for shape in shapes:
-        copied = 0
+        copied: tuple[int, ...] = ()
         if start and layers_fit(teacher, shape):
             names = (start, teacher.num_hidden_layers, shape.layers)
-            copied = starting_layers(*names, map_name=choices.get("layer_map", ""))[-1]
+            copied = starting_layers(*names, map_name=choices.get("layer_map", ""))
         widths = (teacher.hidden_size, shape.hidden)
-        sizes = Sizes(teacher.num_hidden_layers, shape.layers, *widths, copied_layer=copied, **choices)
+        sizes = Sizes(teacher.num_hidden_layers, shape.layers, *widths, copied_layers=copied, **choices)
         stages = stages_of(method, sizes)
         ours = shape.as_config()
         for stage in stages:
@@ -210,23 +232,34 @@ def chain_of(
 
 
 def usual_teacher_layer(sizes: Sizes, *, direct: bool = False) -> int:
-    """The teacher layer that was best for students of this size (comparative analysis, section 5).
+    """The teacher layer that was best for students of this size (comparative analysis, Table 3).
 
-    For a teacher of `L` >= 12 layers it is `L - 1` if the student has 6 or more layers and is narrower than the teacher, or has
-    6 or more layers of any width with DirectMiniLM (`direct`); otherwise `L - 2`. For a shallower teacher, which the paper
-    does not test, it is `L - 1` (ours).
+    For a teacher of `L` >= 12 layers of English it is `L - 1` if the student has 6 or more layers and is narrower than the teacher,
+    or has 6 or more layers of any width with DirectMiniLM (`direct`); otherwise `L - 2`. For a multilingual teacher it is `L - 1`,
+    whatever the student; DirectMiniLM has the same as in English, since no layer was best for GLUE and XNLI both. A teacher of 24 layers
+    teaches by its layer 21, or of RoBERTa's and XLM-RoBERTa's family 19 (MiniLMv2, section 4). For a shallower teacher, which the papers
+    do not test, it is `L - 1` (ours).
     """
+    if sizes.teacher_layers == 24:
+        return 19 if sizes.family in ("roberta", "xlm-roberta") else 21
     deep = sizes.student_layers >= 6
     narrower = sizes.student_width < sizes.teacher_width
-    below = 1 if sizes.teacher_layers < 12 or (deep and (direct or narrower)) else 2
+    by_languages = sizes.multilingual and not direct
+    below = 1 if sizes.teacher_layers < 12 or by_languages or (deep and (direct or narrower)) else 2
     return max(1, sizes.teacher_layers - below)
 
 
 def usual_layer_map(sizes: Sizes) -> str:
-    """The map that was best for students of this size (comparative analysis, section 5): `single` for 3 layers or fewer,
-    otherwise `uniform+last` at the teacher's width and `uniform-consecutive` at another, or `spread` where that leaves the
-    last layer without a term."""
-    if sizes.student_layers <= 3:
+    """The map that was best for students of this size (comparative analysis, Table 3), or `spread` where it leaves the last layer
+    without a term.
+
+    In English it is `single` for 3 layers or fewer, otherwise `uniform+last` at the teacher's width and `uniform-consecutive` at another.
+    Of a multilingual teacher it is that with the best XNLI: `uniform` for 3 layers or fewer, otherwise `uniform+last`.
+    """
+    few = sizes.student_layers <= 3
+    if sizes.multilingual:
+        return _covering("uniform" if few else "uniform+last", sizes)
+    if few:
         return "single"
     usual = "uniform+last" if sizes.student_width == sizes.teacher_width else "uniform-consecutive"
     return _covering(usual, sizes)
@@ -263,7 +296,7 @@ def _last_attention(sizes: Sizes, *more: LayerTerm) -> tuple[LayerTerm, ...]:
 def _of_one_layer(method: Literal["minilmv2", "directminilm"], sizes: Sizes) -> tuple[Stage, ...]:
     """Queries, keys and values of the student's last layer, of one teacher layer: their relations, or they themselves."""
     direct = method == "directminilm"
-    layer = sizes.teacher_layer or sizes.copied_layer or usual_teacher_layer(sizes, direct=direct)
+    layer = sizes.teacher_layer or (sizes.copied_layers or (0,))[-1] or usual_teacher_layer(sizes, direct=direct)
     # As many heads as the paper's 48 if that divides both widths, otherwise the largest number below that does.
     usual = max(n for n in range(1, 49) if sizes.teacher_width % n == 0 and sizes.student_width % n == 0)
     terms = [
@@ -304,15 +337,21 @@ def _tinybert(sizes: Sizes) -> Objective:
     return Objective(tuple(terms))
 
 
-def _xtremedistil(sizes: Sizes, *, attention: bool) -> tuple[Stage, ...]:
+def _xtremedistil(sizes: Sizes, *, attention: bool = True, printed: bool = False) -> tuple[Stage, ...]:
+    """Algorithm 1. Each layer learns from the teacher layer that it starts from, a new one `i` from `L - M + i`.
+
+    The embeddings are one pair more, as in the authors' code: of copied layers with the teacher's embeddings, of new ones with
+    layer `L - M`. Losses are the means of that code (microsoft/xtreme-distil-transformers, `models.py`), added up over pairs;
+    with `printed` the sums of equations 8 and 9.
+    """
     count = sizes.student_layers
+    pairs = list(enumerate(sizes.copied_layers, 1)) or _pairs("last", sizes)
+    of_hidden, of_scores, weight = ("half squares", "squares", 1 / count) if printed else ("mse", "mean squares", 1.0)
     terms: list[LayerTerm] = []
-    for ours, theirs in _pairs("last", sizes):
-        terms.append(
-            LayerTerm("half squares", "hidden", theirs, ours, 1 / count, projection=f"layer {ours}", bias=True)
-        )
-        if attention:
-            terms.append(LayerTerm("squares", "scores", theirs, ours, 1 / count))
+    for ours, theirs in [(0, 0 if sizes.copied_layers else sizes.teacher_layers - count), *pairs]:
+        terms.append(LayerTerm(of_hidden, "hidden", theirs, ours, weight, projection=f"layer {ours}", bias=True))
+        if attention and ours:
+            terms.append(LayerTerm(of_scores, "scores", theirs, ours, weight))
     logits = Objective(outputs=(OutputTerm("logits", "classes"),))
     labels = Objective(outputs=(OutputTerm("labels", "classes"),))
     return (

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from compress.data.encoded import IGNORED
-from compress.losses.outputs import full, label_loss, logit_loss, soft_loss
+from compress.losses.outputs import full, label_loss, label_rows, logit_loss, logit_rows, soft_label_rows, soft_loss
 from compress.losses.tiled_relations import RelationFactors, tiled_loss
 from compress.losses.vectors import (
     Pooling,
@@ -84,6 +84,8 @@ class OutputTerm:
     everywhere: bool = False
     # Of one label: the share of the target that all labels have evenly (Szegedy et al. 2016, section 7).
     smoothing: float = 0.0
+    # Of one label: the weight of each by index; empty: all alike.
+    class_weights: tuple[float, ...] = ()
 
     @property
     def name(self) -> str:
@@ -269,7 +271,8 @@ def output_losses(
     found: dict[str, Tensor] = {}
     for term in terms:
         if term.loss == "labels":
-            loss = label_loss(ours, targets, term.smoothing)
+            weights = ours.new_tensor(term.class_weights, dtype=torch.float32) if term.class_weights else None
+            loss = label_loss(ours, targets, term.smoothing, weights)
         else:
             assert theirs is not None, f"{term.name} needs the teacher's logits"
             loss = (
@@ -287,9 +290,10 @@ def vocabulary_losses(
     theirs: Unprojected | None,
     targets: Tensor,
     *,
+    weights: Tensor | None = None,
     rows_at_once: int = 0,
 ) -> dict[str, Tensor]:
-    """`output_losses` of the vocabulary, some rows at a time, so that the logits of all are never held.
+    """The weighted terms of the vocabulary, some rows at a time, so that the logits of all are never held.
 
     They are computed once more in the backward pass, except those of the last rows, whose turn comes first there.
 
@@ -298,21 +302,35 @@ def vocabulary_losses(
         ours: the student's rows.
         theirs: the teacher's of the same rows; None if no term needs them.
         targets: (rows,), or of the masked tokens alone where no term needs it.
+        weights: (rows,), the share of each row in a mean; None: all alike. Of labels those without one count for nothing.
         rows_at_once: 0 takes as many as have `LOGITS_AT_ONCE` logits.
     """
     count = len(ours.vectors)
     rows_at_once = rows_at_once or max(1, LOGITS_AT_ONCE // ours.words)
     parts = [slice(first, first + rows_at_once) for first in range(0, max(1, count), rows_at_once)]
-    known = targets != IGNORED
-    all_known = known.sum().clamp(min=1)
+    even = full(ours.vectors).new_full((count,), 1 / max(1, count))
+    shares = even if weights is None else weights.to(even.dtype)
+    if any(term.loss == "labels" for term in terms):
+        of_labels = torch.where(targets != IGNORED, shares, torch.zeros_like(shares))
+        of_labels = of_labels / of_labels.sum().clamp(min=torch.finfo(shares.dtype).tiny)
 
     def of_part(part: slice) -> Tensor:  # (terms,)
         with torch.no_grad():
             expected = None if theirs is None else theirs.logits(part)
-        found = output_losses(terms, ours.logits(part), expected, targets[part])
-        rows = len(ours.vectors[part]) / max(1, count)
-        shares = [known[part].sum() / all_known if term.loss == "labels" else rows for term in terms]
-        return torch.stack([share * found[term.name] for share, term in zip(shares, terms, strict=True)])
+        logits = ours.logits(part)
+        found = []
+        for term in terms:
+            if term.loss == "labels":
+                rows = label_rows(logits, targets[part], term.smoothing)
+            else:
+                assert expected is not None, f"{term.name} needs the teacher's logits"
+                rows = (
+                    logit_rows(expected, logits)
+                    if term.loss == "logits"
+                    else soft_label_rows(expected, logits, term.temperature)
+                )
+            found.append(term.weight * (rows * (of_labels if term.loss == "labels" else shares)[part]).sum())
+        return torch.stack(found)
 
     again = partial(checkpoint, of_part, use_reentrant=False, preserve_rng_state=False)
     losses = torch.stack([*map(again, parts[:-1]), of_part(parts[-1])]).sum(dim=0)

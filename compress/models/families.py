@@ -124,6 +124,8 @@ FAMILIES = {
     "mpnet": _MPNET,
     "modernbert": _MODERNBERT,
 }
+# Multilingual BERT has 105,879 or more tokens, XLM-RoBERTa 250,002, models of one language 30,000 to 65,000.
+MULTILINGUAL_WORDS = 100_000
 
 
 def family_of(model_type: str, name: str) -> Family:
@@ -140,6 +142,12 @@ def family_of(model_type: str, name: str) -> Family:
             f"Give an encoder of one of these families: {', '.join(sorted(FAMILIES))}.{asked if role == '--teacher' else ''}"
         )
     return FAMILIES[model_type]
+
+
+def is_multilingual(config: Any) -> bool:
+    """Whether a model of this configuration was made for many languages: by its family, or by a vocabulary as large as theirs."""
+    many = getattr(config, "vocab_size", 0) >= MULTILINGUAL_WORDS
+    return many or getattr(config, "model_type", "") == "xlm-roberta"
 
 
 def encoder_of(model: nn.Module) -> nn.Module:

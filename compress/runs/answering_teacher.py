@@ -146,6 +146,11 @@ def with_answers(inputs: TaskInputs, teacher: TeacherLabels) -> TaskInputs:
     known = (*splits.labels(task, ("train", "validation", "test")), *inputs.labels)
     names = task.answer_labels(known)
     teacher.check_labels({*known, *names}, multi_label=splits.multi_label)
+    known_labels = [
+        *(() if splits.answered else splits.train),
+        *(() if _held_out_of_answers(splits) else splits.validation),
+    ]
+    teacher, smoothing = teacher.smoothed(known_labels, inputs.labels) if task.has_kinds else (teacher, "")
     if splits.answered:
         splits = _whole(inputs, teacher)
         inputs = replace(inputs, splits=splits)
@@ -170,7 +175,10 @@ def with_answers(inputs: TaskInputs, teacher: TeacherLabels) -> TaskInputs:
             "from. Answers are matched by the text, which must be the same in both."
         )
     on_validation, looked_at = _score(inputs, teacher)
-    lines = _lines(inputs, teacher, there, len(others), on_validation, looked_at)
+    lines = [
+        *_lines(inputs, teacher, there, len(others), on_validation, looked_at),
+        *([smoothing] if smoothing else []),
+    ]
     whole = on_validation is not None and looked_at == len(splits.validation)
     return replace(inputs, answers=teacher, answered=TeacherOutputs(soft, on_validation, whole, lines))
 
@@ -192,12 +200,17 @@ def _whole(inputs: TaskInputs, teacher: TeacherLabels) -> Splits:
     return replace(splits, train=train, validation=held_out)
 
 
+def _held_out_of_answers(splits: Splits) -> bool:
+    """Whether the labels of validation are the answers themselves."""
+    return splits.held_out and splits.answered
+
+
 def _score(inputs: TaskInputs, teacher: TeacherLabels) -> tuple[Score | None, int]:
     """The score of the answers to texts of validation, and how many have one. BadInput if it is not shown to be above chance."""
     gold = inputs.splits.validation
     found = teacher.logits(inputs.validation, gold)
     chosen = [i for i, logits in enumerate(found) if logits is not None]
-    if not chosen or (inputs.splits.held_out and inputs.splits.answered):
+    if not chosen or _held_out_of_answers(inputs.splits):
         return None, len(chosen)
     task = inputs.task
     texts = inputs.validation.take(chosen)

@@ -17,7 +17,7 @@ from compress.data.texts import TextFiles, stream_texts
 from compress.input_errors import Faults
 from compress.methods.catalogue import Stage
 from compress.methods.presets import preset_of
-from compress.models.families import row_tokens_for
+from compress.models.families import is_multilingual, row_tokens_for
 from compress.models.initialise import is_checkpoint
 from compress.models.pretrained import Opened, has_vocabulary_head, open_model, open_tokenizer
 from compress.models.sentence_pooling import MODULES
@@ -157,6 +157,11 @@ def _checked(settings: Distillation, target: Path) -> _Inputs:
     if tuple(s.assistants) == (BY_RULE,):
         none = "none; the student has more than half of the teacher's layers or width"
         warnings.append(f"Assistants by MiniLM's rule: {', '.join(map(str, chain.shapes[:-1])) or none}.")
+    if is_multilingual(opened.config) and s.method in ("minilmv2", "hidden-states"):
+        warnings.append(
+            "The teacher has many languages by its family or vocabulary: which layers are learned, where no flag says so, is what served "
+            "multilingual students best."
+        )
     last = chain.stages[-1]
     if last[-1].objective.pooling and not (opened.folder / MODULES).is_file():
         warnings.append("The teacher's folder has no modules.json: its vectors are the means of a text's tokens.")

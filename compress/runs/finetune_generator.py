@@ -58,8 +58,8 @@ LABEL_SMOOTHING = 0.1  # MiniLM, appendix
 VALIDATED_TEXTS = 200  # at most, since each costs as many passes as it gets tokens
 # Settings of `finetune` that have no meaning here.
 OTHER_TASKS = (
-    "unlabelled", "teacher_labels", "language_temperature", "new_head", "text_pair_column", "tokens_column", "label_column",
-    "entities_column", "tags_column", "question_column", "context_column", "answers_column", "data_revision",
+    "unlabelled", "teacher_labels", "language_temperature", "class_weights", "new_head", "text_pair_column", "tokens_column",
+    "label_column", "entities_column", "tags_column", "question_column", "context_column", "answers_column", "data_revision",
 )  # fmt: skip
 
 
@@ -269,7 +269,7 @@ def _train(folder: Path, inputs: _Inputs) -> None:
         "model_revision": inputs.opened.revision, "method": "soft labels" if asked else "labels",
         "data": inputs.splits.fingerprint, "seed": settings.seed, "loss": progress.loss, "metric": METRIC,
         "validation": progress.validation, "validation_texts": len(chosen),
-        "best_step": progress.best_step, "student": str(inputs.shape or shape_in(inputs.opened)),
+        "best_step": progress.best_step, "ended": progress.ended, "student": str(inputs.shape or shape_in(inputs.opened)),
         **({"teacher": asked.public_name, "teacher_revision": asked.revision} if asked else {}),
     }  # fmt: skip
     save_with_lineage(model, inputs.opened, folder, lineage)

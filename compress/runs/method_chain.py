@@ -312,7 +312,7 @@ def _other_layers(chain: Chain, teacher: Any, start: str, layer_map: str) -> tup
     found = []
     for shape, stages in zip(chain.shapes, chain.stages, strict=True):
         terms = [term for term in stages[0].objective.layers if term.student_layer == shape.layers]
-        if start and terms and stages[0].text == "corpus" and layers_fit(teacher, shape):
+        if start and terms and layers_fit(teacher, shape):
             copied = starting_layers(start, teacher.num_hidden_layers, shape.layers, map_name=layer_map)[-1]
             learned = max(term.teacher_layer for term in terms)
             if learned != copied:

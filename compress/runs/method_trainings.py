@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
@@ -16,7 +17,8 @@ from compress.data.encoded import Encoded, pad_id_of
 from compress.data.examples import Example
 from compress.data.sampler import rows_a_step
 from compress.data.task import Task
-from compress.methods.catalogue import HEAD_STAGE, Stage
+from compress.evaluation.predictions import shared_row_logits
+from compress.methods.catalogue import HEAD_STAGE, Stage, with_class_weights
 from compress.methods.objectives import Projections
 from compress.models import task_heads
 from compress.models.activations import LIVES, Part, active_layers, nearest_living, relative_changes, sources_of
@@ -32,7 +34,7 @@ from compress.runs.resumable_stages import TRAINING
 from compress.runs.stages import folder_fingerprint, trained_with
 from compress.runs.task_inputs import TaskInputs
 from compress.training.checkpoint import write_safetensors
-from compress.training.loop import StageSettings
+from compress.training.loop import StageSettings, device_of_process
 from compress.training.stage import train_stage, validating, validation_interval
 from compress.training.teacher_cache import CachedTeacherText, TeacherCache, teacher_cache
 from serve.errors import BadInput
@@ -53,6 +55,7 @@ class Labelled:
     validation: Encoded
     gold: Sequence[Example]
     teacher: Path
+    class_weights: bool = False  # whether classes count alike in the loss on labels
     unlabelled: Encoded | None = None  # for stages that learn from the teacher alone
 
 
@@ -83,7 +86,13 @@ def method_inputs(inputs: TaskInputs, teacher: Path, tokens: float) -> MethodInp
     """What the stages of the method read: `tokens` of the plain text, and the task with its fine-tuned `teacher`."""
     given = inputs.settings
     labelled = Labelled(
-        inputs.task, inputs.train, inputs.validation, inputs.splits.validation, teacher, inputs.in_domain
+        inputs.task,
+        inputs.train,
+        inputs.validation,
+        inputs.splits.validation,
+        teacher,
+        given.class_weights,
+        inputs.in_domain,
     )
     return MethodInputs(
         inputs.opened,
@@ -151,12 +160,19 @@ def train(folder: Path, given: MethodInputs, link: Link, number: int, before: Pa
     else:
         task = given.labelled[stage.text]
         labelled = texts = task.train
+        if task.class_weights:
+            stage = with_class_weights(stage, np.concatenate(labelled.targets))
         if task.unlabelled and not any(term.loss == "labels" for term in stage.objective.outputs):
             texts += task.unlabelled
         text = TaskText(texts, stage.batch or given.batch, given.settings.seed, task.validation.ids)
         came_from = link.starts_from if number == 1 else link.stages[number - 2].text
         student = with_head(before, task, given, keeps=came_from == stage.text)
         theirs = load(open_model(str(task.teacher)), task.task) if asks else None
+        if theirs is not None and not stage.objective.layers:
+            # The texts do not change, so the teacher is asked about each of them once.
+            theirs.to(device_of_process(given.settings.device))
+            text = replace(text, soft=distributed.broadcast(shared_row_logits(theirs, texts)))
+            theirs = None
         # Unlabelled texts add variety, not steps.
         settings = replace(_settings(given, _steps(replace(text, texts=labelled), tokens)), teacher_shard=False)
         if any(term.of == "classes" for term in stage.objective.outputs):

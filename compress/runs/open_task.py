@@ -84,7 +84,7 @@ def open_task(
     corpus = _texts(faults, settings.corpus, columns)
     unlabelled = [] if task and task.has_contexts else _texts(faults, settings.unlabelled, columns)
     labelled = tokenizer = chain = None
-    task = task.with_multi_label(splits.multi_label) if task and splits else task
+    task = faults.check(partial(_of_data, settings, task, splits)) if task and splits else task
     if opened and splits and splits.relations:
         opened = faults.check(partial(with_markers, opened))
         faults.check(partial(check_marked, unlabelled))
@@ -142,6 +142,17 @@ def open_task(
         asked,
     )
     return with_answers(inputs, answers) if answers else inputs
+
+
+def _of_data(settings: TaskSettings, task: Task, splits: Splits) -> Task:
+    """`task` of the data's kind. BadInput if the settings weigh classes, and it has none or several a text."""
+    task = task.with_multi_label(splits.multi_label)
+    if settings.class_weights and (not task.has_kinds or task.multi_label):
+        given = "text-classification with any number of labels a text" if task.multi_label else task.name
+        raise BadInput(
+            f"--class-weights weighs the classes of texts that have one each, and this is {given}. Leave it out."
+        )
+    return task
 
 
 def _model(settings: TaskSettings, role: str, faults: Faults) -> Opened | None:

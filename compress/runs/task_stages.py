@@ -13,7 +13,7 @@ from compress.data.batches import TaskText
 from compress.data.label_checks import one_answer_warnings
 from compress.data.sampler import language_counts
 from compress.evaluation.predictions import shared_row_logits
-from compress.methods.catalogue import LABELS, labels_and_soft_labels
+from compress.methods.catalogue import LABELS, labels_and_soft_labels, with_class_weights
 from compress.models import task_heads
 from compress.models.initialise import RANDOM, is_checkpoint, open_start, student_of
 from compress.models.pretrained import Opened, load, open_model
@@ -245,10 +245,13 @@ def on_task(
     if given.language_temperature != 1 and len(set(languages)) > 1:
         often = language_counts(languages, given.language_temperature)
         counts = np.concatenate([often, np.ones(len(texts) - len(labelled))])
+    stage = LABELS if soft is None else labels_and_soft_labels(soft_weight, given.temperature)
+    if given.class_weights:
+        stage = with_class_weights(stage, np.concatenate(labelled.targets))
     every = min(steps, validate_every or inputs.validate_every(steps))
     with advancing(inputs.notify, what) as shown:
         return train_stage(
-            LABELS if soft is None else labels_and_soft_labels(soft_weight, given.temperature),
+            stage,
             None,
             model,
             TaskText(texts, given.batch, given.seed, inputs.validation.ids, soft, counts),
@@ -274,6 +277,7 @@ def save(model: Any, folder: Path, inputs: TaskInputs, progress: Progress, detai
         "validation": progress.validation,
         "validation_texts": len(inputs.splits.validation),
         "best_step": progress.best_step,
+        **({"ended": progress.ended} if progress.step else {}),
     }
     save_with_lineage(model, inputs.opened, folder, lineage, inputs.tokens_of)
 

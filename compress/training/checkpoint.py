@@ -25,6 +25,14 @@ class Progress:
     best_value: float = float("-inf")
     best_step: int = 0
     stopped: bool = False
+    planned: int = 0  # steps that it takes unless validation ends it; 0 in checkpoints of earlier versions
+
+    @property
+    def ended(self) -> str:
+        """How many steps it took and why no more, as part of a sentence."""
+        if not self.stopped:
+            return f"after all {self.step:,} steps"
+        return f"after {self.step:,} of {self.planned:,} steps, as validation had no new best"
 
 
 def save_checkpoint(

@@ -42,9 +42,14 @@ CHECKPOINT = "checkpoint.safetensors"
 BEST = "best.safetensors"
 
 
+# The share of the steps after which validations without a new best count. Before it the rate is high and scores waver, so that patience
+# would end a training that still gains as the rate falls (benchmarks/distill/patience.py).
+COUNTS_FROM = 2 / 3
+
+
 @dataclass(frozen=True)
 class Validation:
-    """When and how to validate: every `every` steps; give up after `patience` validations without a new best."""
+    """When and how to validate: every `every` steps; give up after `patience` validations without a new best (see `COUNTS_FROM`)."""
 
     every: int
     evaluate: Callable[[], float]
@@ -123,6 +128,7 @@ def train(
     if distributed.main() and (folder / CHECKPOINT).is_file():
         progress = load_checkpoint(folder / CHECKPOINT, model, optimizer, scaler)
     progress = share_checkpoint(progress, model, optimizer, scaler)
+    progress.planned = schedule.steps
     facts = {
         "steps": schedule.steps,
         "learning_rate": schedule.learning_rate,
@@ -146,7 +152,7 @@ def train(
 
         saved_at = time.monotonic()
         unseen: list[tuple[int, _Terms]] = []
-        model.train()
+        train_mode(model)
         while progress.step < schedule.steps and not progress.stopped:
             for group in optimizer.param_groups:
                 group["lr"] = schedule.rate(progress.step)
@@ -176,6 +182,15 @@ def train(
         distributed.broadcast_tensors(list(own_tensors(model).values()))
     model.eval()
     return progress
+
+
+def train_mode(model: Any) -> None:
+    """Let `model` train; parts whose weights are all frozen compute as in use, without dropout."""
+    model.train()
+    for module in model.modules():
+        weights = list(module.parameters())
+        if weights and not any(weight.requires_grad for weight in weights):
+            module.eval()
 
 
 def device_of_process(device: str = "auto") -> torch.device:
@@ -237,19 +252,20 @@ def _step(
 
 
 def _validate(model: Any, validation: Validation, progress: Progress, folder: Path) -> None:
-    """Validate in the main process; keep the weights of a new best; stop after `patience` validations without one."""
+    """Validate in the main process; keep the weights of a new best; stop after `patience` validations late in training without one."""
     value = 0.0
     if distributed.main():
         model.eval()
         value = validation.evaluate()
-        model.train()
+        train_mode(model)
         if value > progress.best_value:
             write_safetensors(folder / BEST, own_tensors(model))
     value = distributed.broadcast(value)
     progress.validation.append((progress.step, value))
     if value > progress.best_value:
         progress.best_value, progress.best_step = value, progress.step
-    since = sum(step > progress.best_step for step, _ in progress.validation)
+    counted = max(progress.best_step, COUNTS_FROM * progress.planned)
+    since = sum(step > counted for step, _ in progress.validation)
     progress.stopped = validation.patience is not None and since >= validation.patience
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compress.data.batches import Batch, TaskText, inputs_for, moved, part_of, to_device
+from compress.data.batches import Batch, TaskText, inputs_for, moved, part_of, text_shares, to_device
 from compress.data.encoded import Encoded
 from compress.data.examples import Example
 from compress.data.sampler import Sampler
@@ -171,7 +171,7 @@ def step_losses(
     device = next(student.parameters()).device
     on_cpu, batch = batch, to_device(batch, device)
     theirs = Activations({})
-    if objective.layers or objective.asks_teacher:
+    if objective.layers or (objective.asks_teacher and batch.soft is None):
         if objective.layers:
             expect(batch.inputs["attention_mask"], on_cpu.inputs["attention_mask"])
         with torch.no_grad():
@@ -192,7 +192,8 @@ def step_losses(
     terms = {name: batch.weights.texts * loss for name, loss in inside.items()}
     if objective.outputs:
         if ours.words is not None:
-            answered = vocabulary_losses(objective.outputs, ours.words, theirs.words, batch.targets)
+            shares = None if batch.generates else text_shares(batch.inputs["attention_mask"], _rows(batch, objective))
+            answered = vocabulary_losses(objective.outputs, ours.words, theirs.words, batch.targets, weights=shares)
         else:
             expected = batch.soft if theirs.output is None else _answers(theirs, batch)
             answered = output_losses(objective.outputs, _answers(ours, batch), expected, batch.targets)
@@ -282,10 +283,12 @@ def _read(model: Any, objective: Objective, batch: Batch, *, teacher: bool) -> A
 
 
 def _weight(term: OutputTerm, batch: Batch) -> float:
-    """The weight of a mean over the rows of `term` in the whole batch, of which `batch` may be a part."""
+    """The weight of a mean of `term` in the whole batch, of which `batch` may be a part."""
+    if term.of == "vocabulary" and not batch.generates:
+        return batch.weights.texts if term.everywhere else batch.weights.asked
     if term.loss == "labels":
         return batch.weights.labelled
-    return batch.weights.tokens if term.everywhere else batch.weights.rows
+    return batch.weights.rows
 
 
 def _rows(batch: Batch, objective: Objective) -> Tensor:

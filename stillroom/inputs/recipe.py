@@ -63,7 +63,7 @@ class Recipe(ModelCard, TaskSettings):
     )
     layout: ClassVar = {
         "What to make": "teacher revision task data student method out name",
-        "Data": "corpus unlabelled teacher_labels augment max_length out_of_scope language_temperature",
+        "Data": "corpus unlabelled teacher_labels augment max_length out_of_scope language_temperature class_weights",
         "Teacher": "new_head teacher_epochs teacher_patience teacher_learning_rate folds",
         "Student": "student_epochs student_learning_rate temperature soft_weight then start distill_tokens teacher_layer undistilled "
         "keep_words_of vocabulary_size",

@@ -86,11 +86,13 @@ class Disagreeing(TypedDict):
 
 
 class TrainingStage(TypedDict):
-    """The curves of one stage, as [step, value] pairs."""
+    """The curves of one stage, as [step, value] pairs, and for trainings on a task the best step and how it ended."""
 
     stage: str
     loss: Sequence[Sequence[float]]
     validation: Sequence[Sequence[float]]
+    best_step: NotRequired[int]
+    ended: NotRequired[str]
 
 
 class Report(TypedDict, total=False):
@@ -211,7 +213,10 @@ def _curves(stage: TrainingStage) -> Part:
     of = f"of stage {stage['stage']} by step"
     drawn = {"loss": curve(stage["loss"], f"loss {of}"), "validation": curve(stage["validation"], f"validation {of}")}
     charts = [("figure", name, [chart]) for name, chart in drawn.items() if chart]
-    return "under", stage["stage"], [("charts", charts)]
+    told = (
+        f"Best on validation at step {stage['best_step']:,}; it ended {stage['ended']}." if stage.get("ended") else ""
+    )
+    return "under", stage["stage"], [("quiet", told), ("charts", charts)]
 
 
 def result_line(report: Report) -> str:

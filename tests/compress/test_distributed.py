@@ -64,7 +64,7 @@ def test_a_part_has_the_rows_of_its_texts_and_knows_what_it_counts_for() -> None
     first, second = part_of(batch, ProcessShare(0, 2)), part_of(batch, ProcessShare(1, 2))
     assert first.inputs["input_ids"].tolist() == [[0, 1, 2, 3]]
     assert first.row_index.tolist() == [1, 2]
-    assert first.weights == (1 / 3, 4 / 8, 2 / 5, 1 / 4)
+    assert first.weights == (1 / 3, 1 / 3, 2 / 5, 1 / 4)
     assert second.row_index.tolist() == [1, 4, 5]
     assert second.targets.tolist() == [2, 3, 4]
     assert second.soft is not None

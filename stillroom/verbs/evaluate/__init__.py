@@ -58,9 +58,10 @@ def evaluate(model: str, data: Path | str, **settings: Any) -> dict[str, Any]:
     Returns `{model, variant, task, metric, value, low, high, examples, labels, unknown_labels, warnings}`, where `labels` has for each
     label its `precision`, `recall`, `f1` and `support` (its count in the data). `unknown_labels` are labels of the data that the
     model lacks, `warnings` what `run` says of such data. Where rows name two languages or more, `languages` has for each `value`,
-    `low`, `high` and `examples`, and `mean_of_languages` is the mean of the values. Of a model that gives numbers, `scores` has the
-    `value`, `low` and `high` of `spearman` and `mean_squared_error`, and `labels` is empty; of one that answers questions those of
-    `exact_match`, and where only some questions have an answer of `f1_with_answer` and `f1_without_answer`. For a bundle, torch is not
+    `low`, `high` and `examples`, and `mean_of_languages` is the mean of the values. Where each text has one class, `scores` has the
+    `value`, `low` and `high` of `macro_f1`; of a model that gives numbers those of `spearman` and `mean_squared_error`, and `labels`
+    is empty; of one that answers questions those of `exact_match`, and where only some questions have an answer of `f1_with_answer` and
+    `f1_without_answer`. For a bundle, torch is not
     imported.
 
     An encoder of sentences is compared with its `teacher`: the metric is Spearman's rho between both models' similarities of texts,

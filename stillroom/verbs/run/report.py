@@ -100,7 +100,10 @@ def report_of(
         "names": {row["name"]: _meaning(row["name"], inputs) for row in document["summary"]},
         "choice": read_lineage(folders["student"])["choice"],
         "training": [
-            {"stage": name, "loss": lineage["loss"], "validation": lineage["validation"]}
+            {
+                "stage": name,
+                **{key: lineage[key] for key in ("loss", "validation", "best_step", "ended") if key in lineage},
+            }
             for name, folder in folders.items()
             if name == folder.name
             and name not in ("start", "student", f"{DISTIL}teacher-head")

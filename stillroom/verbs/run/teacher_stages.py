@@ -49,6 +49,8 @@ class TeacherStages:
             common.append(r.out_of_scope)
         if r.language_temperature != 1:
             common += [r.language_temperature, [example.language for example in inputs.splits.train]]
+        if r.class_weights:
+            common.append("class weights")
         teacher = [
             inputs.teacher_fingerprint, inputs.teacher_has_head, r.teacher_epochs, r.teacher_patience, r.teacher_learning_rate,
             *(["answers"] if inputs.gives_answers_alone else []),

@@ -352,3 +352,33 @@ def test_relations_and_pairs_are_matched_as_they_are_read(tokenizer: Tokenizer, 
     found = probabilities(tokenizer, teacher, [*marked, Example("a", "b"), Example("a b")])
     likeliest = [None if each is None else CLASSES[int(each.argmax())] for each in found]
     assert likeliest == ["refund", "status", "praise", None]
+
+
+def test_names_without_probabilities_are_as_sure_as_the_labels_agree(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    names = ("a", "b", "c")
+    labelled = [Example(f"text {i}", label="a" if i % 10 else "b") for i in range(40)]  # 36 of 40 answers are right
+    rows = [{"text": example.text, "label": "a"} for example in labelled]
+    rows += [{"text": "beside", "label": "c"}, {"text": "sure", "labels": {"b": 0.6, "c": 0.4}}]
+    teacher = read(tmp_path, rows)
+    smooth, line = teacher.smoothed(labelled, names)
+    assert "88.1% sure, as 40 texts" in line
+    texts = [*labelled[:1], Example("beside"), Example("sure")]
+    encoded = TEXT_CLASSIFICATION.encode(texts, tokenizer, names)
+    found = [softmax(rows)[0].tolist() for rows in smooth.logits(encoded, texts) if rows is not None]
+    sure = 37 / 42
+    assert found[0] == pytest.approx([sure, (1 - sure) / 2, (1 - sure) / 2], abs=1e-5)
+    assert found[1] == pytest.approx([(1 - sure) / 2, (1 - sure) / 2, sure], abs=1e-5)
+    assert found[2] == pytest.approx([0, 0.6, 0.4], abs=1e-5)
+    assert teacher.smoothed(labelled[:20], names) == (teacher, "")  # too few to say
+
+
+def test_labels_that_may_all_apply_are_smoothed_by_what_was_named_and_missed(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    names, several = ("a", "b"), TEXT_CLASSIFICATION.with_multi_label(True)
+    labelled = [Example(f"text {i}", label=("a", "b") if i < 8 else ("a",)) for i in range(40)]
+    teacher = read(tmp_path, [{"text": example.text, "label": ["a"]} for example in labelled], several)
+    smooth, _ = teacher.smoothed(labelled, names)
+    (rows,) = smooth.logits(several.encode(labelled[:1], tokenizer, names), labelled[:1])
+    assert rows is not None
+    assert (1 / (1 + np.exp(-rows[0]))).tolist() == pytest.approx([41 / 42, 9 / 42], abs=1e-5)

@@ -43,6 +43,17 @@ def test_accuracy_is_scikit_learns() -> None:
     assert ACCURACY.score(gold, said).value == pytest.approx(accuracy_score(gold, said))
 
 
+def test_macro_f1_beside_accuracy_is_scikit_learns() -> None:
+    generator = random.Random(2)
+    gold: list[Prediction] = [generator.choice("aaaaab") for _ in range(300)]
+    said: list[Prediction] = ["a" if generator.random() < 0.9 else generator.choice("abc") for _ in gold]
+    macro = ACCURACY.further_scores(gold, said)["macro_f1"]
+    assert macro.value == pytest.approx(f1_of_classes(gold, said, average="macro", zero_division=0))
+    assert macro.low < macro.value < macro.high
+    assert macro.value < ACCURACY.score(gold, said).value - 0.2  # the rare class is missed
+    assert ACCURACY.further_scores(gold, gold)["macro_f1"].value == 1
+
+
 def test_micro_f1_of_several_labels_is_scikit_learns_and_so_is_each_labels() -> None:
     generator = random.Random(0)
     gold: list[Prediction] = [frozenset(generator.sample("abcd", generator.randint(0, 3))) for _ in range(200)]

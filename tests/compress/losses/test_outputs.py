@@ -15,7 +15,8 @@ from compress.losses.outputs import (
     soft_number_loss,
     total,
 )
-from compress.methods.catalogue import labels_and_soft_labels
+from compress.methods import catalogue
+from compress.methods.catalogue import labels_and_soft_labels, with_class_weights
 from compress.methods.objectives import OutputTerm, output_losses
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -45,6 +46,22 @@ def test_label_loss_is_the_mean_over_rows_that_have_a_label() -> None:
     right = softmax(STUDENT.numpy().T).T[kept.numpy(), TARGETS[kept].numpy()]
     assert label_loss(STUDENT, TARGETS).item() == pytest.approx(-np.log(right).mean(), rel=1e-6)
     assert label_loss(STUDENT, torch.full((9,), IGNORED)).item() == 0
+
+
+def test_class_weights_let_each_class_count_alike() -> None:
+    generator = torch.Generator().manual_seed(0)
+    right = torch.tensor([0] * 9 + [2] * 3 + [IGNORED])  # 9 of one class, 3 of another, none of label 1
+    logits = torch.randn(13, 3, generator=generator)
+    (term,) = with_class_weights(catalogue.LABELS, right.numpy()).objective.outputs
+    assert term.class_weights == pytest.approx((12 / 18, 0, 2))
+    (found,) = output_losses([term], logits, None, right).values()
+    each = -logits.double().log_softmax(1)[torch.arange(12), right[:12]]
+    assert found.item() == pytest.approx((each[:9].mean() + each[9:].mean()).item() / 2, rel=1e-6)
+    parts = [(slice(0, 5), 5 / 12), (slice(5, 13), 7 / 12)]  # of a batch that is computed in parts
+    sums = [share * output_losses([term], logits[part], None, right[part])["labels"].item() for part, share in parts]
+    assert sum(sums) == pytest.approx(found.item(), rel=1e-6)
+    even = with_class_weights(catalogue.LABELS, np.array([0, 1, 0, 1])).objective.outputs[0]
+    assert even.class_weights == (1, 1)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0, 10.0])

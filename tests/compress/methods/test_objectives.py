@@ -45,6 +45,10 @@ def xtremedistil_attention(t: Array, s: Array) -> float:
     return sum(((softmax(t[a]) - softmax(s[a])) ** 2).sum() for a in range(HEADS)) / (2 * HEADS * n)
 
 
+def attention_mean_squares(t: Array, s: Array) -> float:
+    return float(np.mean([(softmax(t[a]) - softmax(s[a])) ** 2 for a in range(HEADS)]))
+
+
 def tinybert_scores(t: Array, s: Array) -> float:
     return float(np.mean([((t[a] - s[a]) ** 2).mean() for a in range(HEADS)]))
 
@@ -94,6 +98,7 @@ def in_tiles(loss: str) -> Callable[..., torch.Tensor]:
 LOSSES: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., float], str]] = {
     "attention kl": (in_tiles("kl"), minilm_attention, "scores"),
     "attention squares": (in_tiles("squares"), xtremedistil_attention, "scores"),
+    "attention mean squares": (in_tiles("mean squares"), attention_mean_squares, "scores"),
     "scores mse": (in_tiles("mse"), tinybert_scores, "scores"),
     "relation kl": (relation_in_tiles, relation, "heads"),
     "direct": (direct, directminilm, "heads"),

@@ -10,11 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from compress.data.batches import Batch, part_of
 from compress.data.encoded import IGNORED
+from compress.distributed import ProcessShare
 from compress.methods import objectives
-from compress.methods.objectives import OutputTerm, vocabulary_losses
+from compress.methods.objectives import Objective, OutputTerm, Projections, vocabulary_losses
 from compress.models.activations import Unprojected, read
-from compress.models.families import FAMILIES
+from compress.models.families import FAMILIES, kept_apart
+from compress.training.stage import step_losses
 
 WORDS, WIDE, NARROW = 37, 12, 8
 SOFT = OutputTerm("soft labels", "vocabulary", 0.7, temperature=2.0)
@@ -160,3 +163,48 @@ def test_words_of_every_family_have_the_logits_of_its_head(kind: str) -> None:
         torch.testing.assert_close(found.words.logits(slice(0, 3)), expected)
         torch.testing.assert_close(found.words.logits(slice(1, 2)), expected[1:2])
         assert torch.equal(model(**given_).logits.flatten(0, 1)[rows], expected)  # nothing is left on the model
+
+
+# Rows of a text of 9 tokens, of texts of 3 and 4, and of one of 5; the flat indices of their masked tokens.
+MASK = torch.tensor([[1] * 9, [1] * 3 + [2] * 4 + [0] * 2, [1] * 5 + [0] * 4])
+MASKED = {0: [1, 2, 5, 7, 8], 1: [10, 13, 15], 2: [19]}
+
+
+def ragged() -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, 60, MASK.shape, generator=generator)
+    rows = torch.tensor([row for masked in MASKED.values() for row in masked])
+    positions = torch.tensor([[*range(9)], [*range(3), *range(4), 0, 0], [*range(5), 0, 0, 0, 0]])
+    given_ = {"input_ids": ids, "attention_mask": MASK, "position_ids": positions}
+    return Batch(given_, rows, torch.randint(5, 60, rows.shape, generator=generator))
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_mean_is_over_the_rows_of_a_text_and_then_over_texts(everywhere: bool) -> None:
+    soft = OutputTerm("soft labels", "vocabulary", everywhere=everywhere)
+    objective = Objective(outputs=(soft,) if everywhere else (soft, OutputTerm("labels", "vocabulary")))
+    teacher, student = (encoder("bert", "ForMaskedLM", seed=seed).eval() for seed in (1, 2))
+    batch, maps = ragged(), Projections(objective, teacher.config, student.config)
+    with torch.no_grad():
+        found = step_losses(objective, teacher, student, batch, maps, None)
+        words = [
+            read(each, kept_apart(each, batch.inputs), [], output=True, rows=torch.arange(27)).words
+            for each in (teacher, student)
+        ]
+        theirs, ours = (each.logits(slice(0, 27)).double() for each in words if each)
+    p = theirs.softmax(1)
+    divergence = (p * (p.log() - ours.log_softmax(1))).sum(1)
+    texts = [range(9), range(9, 12), range(12, 16), range(18, 23)]
+    asked = [[row for row in text if everywhere or row in batch.row_index] for text in texts]
+    expected = torch.stack([divergence[rows].mean() for rows in asked]).mean()
+    assert found[soft.name].item() == pytest.approx(expected.item(), rel=1e-5)
+    if not everywhere:
+        answers = dict(zip(batch.row_index.tolist(), batch.targets.tolist(), strict=True))
+        of_texts = [torch.stack([-ours[row].log_softmax(0)[answers[row]] for row in rows]).mean() for rows in asked]
+        assert found["vocabulary labels"].item() == pytest.approx(torch.stack(of_texts).mean().item(), rel=1e-5)
+    for count in (2, 3):
+        parts = [part_of(batch, ProcessShare(number, count)) for number in range(count)]
+        with torch.no_grad():
+            sums = [step_losses(objective, teacher, student, part, maps, None) for part in parts]
+        for name, loss in found.items():
+            assert sum(each[name].item() for each in sums) == pytest.approx(loss.item(), rel=1e-5)

@@ -53,6 +53,36 @@ def test_a_target_of_another_layer_is_warned_of() -> None:
     assert "starts from the teacher's layer 3 and learns from layer 6" in said
 
 
+@pytest.mark.parametrize(
+    ("start", "pairs"),
+    [
+        ("spread", {(0, 0), (1, 2), (2, 4), (3, 6)}),
+        ("last", {(0, 0), (1, 4), (2, 5), (3, 6)}),
+        ("random", {(0, 3), (1, 4), (2, 5), (3, 6)}),
+    ],
+)
+@pytest.mark.parametrize("method", ["xtremedistil", "xtremedistil-printed"])
+def test_xtremedistil_learns_each_layer_from_the_one_it_starts_from(
+    method: str, start: str, pairs: set[tuple[int, int]]
+) -> None:
+    chain = method_chain(method, STUDENT, TEACHER, start=start)
+    terms = chain.stages[0][0].objective.layers
+    assert {(t.student_layer, t.teacher_layer) for t in terms if t.of == "hidden"} == pairs
+    assert {(t.student_layer, t.teacher_layer) for t in terms if t.of == "scores"} == {p for p in pairs if p[0]}
+    assert not chain.warnings
+
+
+def test_the_losses_of_xtremedistil_are_means_and_the_printed_ones_sums() -> None:
+    def losses(method: str) -> set[tuple[str, float]]:
+        (stages,) = method_chain(method, STUDENT, TEACHER).stages
+        return {(term.name, term.weight) for term in stages[0].objective.layers}
+
+    assert losses("xtremedistil") == {("embeddings mse", 1), ("hidden mse", 1), ("attention mean squares", 1)}
+    printed = {("embeddings half squares", 1 / 3), ("hidden half squares", 1 / 3), ("attention squares", 1 / 3)}
+    assert losses("xtremedistil-printed") == printed
+    assert losses("xtremedistil-no-attention") == {("embeddings mse", 1), ("hidden mse", 1)}
+
+
 def test_a_map_that_trains_no_last_layer_is_refused() -> None:
     four = Shape(4, 48, 4, 96)
     with pytest.raises(BadInput, match=r"4 to 4 of 4: .* Give --layer-map spread"):

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from compress.data.examples import Example
 from compress.distributed import ProcessShare
 from compress.evaluation.predictions import row_logits
-from compress.runs import soft_labels, task_stages
+from compress.runs import method_trainings, soft_labels, task_stages
 from compress.runs.open_task import open_task
 from compress.runs.task_inputs import TaskInputs
 from compress.settings import TaskSettings
@@ -74,6 +74,73 @@ def test_a_fold_teacher_skips_its_fold(
     task_stages.make_fold_teacher(tmp_path, inputs, 2, fold=1)
     folds = soft_labels.fold_of(inputs.splits.train, 3, 0)
     assert sorted(read) == sorted(e.text for e, fold in zip(inputs.splits.train, folds, strict=True) if fold != 1)
+
+
+def test_class_weights_reach_every_loss_on_labels(
+    tiny_teacher: Path, task_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages: list[Any] = []
+    for module in (task_stages, method_trainings):
+        monkeypatch.setattr(
+            module, "train_stage", lambda stage, *_, **__: stages.append(stage) or task_stages.Progress()
+        )
+    inputs = opened(tiny_teacher, task_data, tmp_path, method="xtremedistil", class_weights=True)
+    model, soft = task_stages.model_with_head(inputs), [np.zeros((1, 3), np.float32)] * len(inputs.train)
+    folders = {each: tmp_path / each for each in ("teacher", "start", "out")}
+    for folder in folders.values():
+        folder.mkdir()
+    task_stages.on_task(model, tmp_path, inputs, 2, 1e-4, "labels")
+    task_stages.on_task(model, tmp_path, inputs, 2, 1e-4, "both", soft=soft, soft_weight=0.5)
+    task_stages.save(model, folders["teacher"], inputs, task_stages.Progress(), {"role": "teacher"})
+    task_stages.make_start(folders["start"], inputs, folders["teacher"])
+    (link,) = inputs.chain.links(0, 1000)
+    given = method_trainings.method_inputs(inputs, folders["teacher"], 0)
+    method_trainings.train(folders["out"], given, link, 5, folders["start"], folders["teacher"])
+    count = Counter(example.label for example in inputs.splits.train)
+    expected = [len(inputs.train) / (len(count) * count[label]) for label in inputs.labels]
+    assert len(stages) == 3
+    for stage in stages:
+        (weights,) = (term.class_weights for term in stage.objective.outputs if term.loss == "labels")
+        assert weights == pytest.approx(expected)
+
+
+def test_class_weights_of_entities_are_refused(tiny_teacher: Path, task_data: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="--class-weights weighs the classes of texts that have one each"):
+        opened(tiny_teacher, task_data, tmp_path, task="token-classification", class_weights=True)
+
+
+@pytest.mark.parametrize("name", ["logits-head", "logits"])
+def test_a_stage_that_learns_outputs_alone_asks_about_each_text_once(
+    tiny_teacher: Path, task_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    unlabelled = tmp_path / "unlabelled.txt"
+    unlabelled.write_text("a card that no train file has\na hotel that no train file has\n")
+    inputs = opened(tiny_teacher, task_data, tmp_path, method="xtremedistil", unlabelled=(str(unlabelled),))
+    folders = {each: tmp_path / each for each in ("teacher", "start", "out")}
+    for folder in folders.values():
+        folder.mkdir()
+    model, none = task_stages.model_with_head(inputs), task_stages.Progress()
+    task_stages.save(model, folders["teacher"], inputs, none, {"role": "teacher"})
+    task_stages.make_start(folders["start"], inputs, folders["teacher"])
+    given = method_trainings.method_inputs(inputs, folders["teacher"], 0)
+    (link,) = inputs.chain.links(0, 4 * sum(map(len, inputs.train.ids)) / 0.1)
+    number = [stage.name for stage in link.stages].index(name) + 1
+    read: list[int] = []
+    asked = method_trainings.shared_row_logits
+    monkeypatch.setattr(
+        method_trainings, "shared_row_logits", lambda model, texts: read.append(len(texts)) or asked(model, texts)
+    )
+    trained = method_trainings.train_stage
+
+    def watched(stage: Any, teacher: Any, *rest: Any, **more: Any) -> Any:
+        assert teacher is None
+        progress = trained(stage, teacher, *rest, **more)
+        assert progress.step >= 4 * 2  # epochs of two batches or more
+        return progress
+
+    monkeypatch.setattr(method_trainings, "train_stage", watched)
+    method_trainings.train(folders["out"], given, link, number, folders["start"], folders["teacher"])
+    assert read == [len(inputs.train) + 2]
 
 
 def test_confidence_is_the_mean_probability_of_the_likeliest_answer() -> None:

@@ -153,11 +153,22 @@ def test_the_terms_of_a_loss_are_logged_apart_and_half_a_line_is_forgotten(tmp_p
     assert lines[0]["learning_rate"] == Schedule(4, 1e-3).rate(0)
 
 
-def test_it_stops_when_validation_has_stopped_improving(tmp_path: Path) -> None:
-    model = classifier(2)
-    values = iter([0.5, 0.6, 0.6, 0.1, 0.9])
-    progress = train_on(model, tmp_path, 50, validation=Validation(5, lambda: next(values), patience=2))
-    assert (progress.step, progress.best_step, progress.stopped) == (20, 10, True)
+def test_it_stops_when_validation_has_stopped_improving_late_in_training(tmp_path: Path) -> None:
+    values = iter([0.5, 0.6, 0.6, 0.1, 0.3, 0.3, 0.4, 0.4, 0.9, 0.9])
+    progress = train_on(classifier(2), tmp_path, 50, validation=Validation(5, lambda: next(values), patience=2))
+    assert (progress.step, progress.best_step, progress.stopped) == (40, 10, True)  # of steps 35 and 40
+    assert progress.ended == "after 40 of 50 steps, as validation had no new best"
+
+
+def test_scores_that_waver_while_the_rate_is_high_do_not_stop_it(tmp_path: Path) -> None:
+    values = iter([0.5, 0.6, 0.4, 0.5, 0.4, 0.5, 0.55, 0.7, 0.6, 0.65])
+    progress = train_on(classifier(2), tmp_path, 50, validation=Validation(5, lambda: next(values), patience=2))
+    assert (progress.step, progress.best_step) == (50, 40)
+    values = iter([0.5, 0.6, 0.4, 0.5, 0.4, 0.5, 0.55, 0.7, 0.8, 0.65])
+    progress = train_on(
+        classifier(2), tmp_path / "whole", 50, validation=Validation(5, lambda: next(values), patience=2)
+    )
+    assert progress.ended == "after all 50 steps"
 
 
 def test_a_loss_that_is_not_a_number_stops_the_run_and_names_its_terms(tmp_path: Path) -> None:

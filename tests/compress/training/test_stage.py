@@ -5,7 +5,9 @@ import json
 import re
 import shutil
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,12 +20,12 @@ from safetensors.torch import save_file
 
 from compress.data.corpus import CorpusText
 from compress.losses.outputs import total
-from compress.methods.catalogue import METHODS, Sizes, Stage, stages_of, usual_teacher_layer
+from compress.methods.catalogue import METHODS, Sizes, Stage, chain_of, stages_of, usual_layer_map, usual_teacher_layer
 from compress.methods.objectives import Projections, check_objective, layer_losses
 from compress.models.activations import read
-from compress.models.families import FAMILIES, layers_of
-from compress.models.shapes import Shape
-from compress.training.loop import CHECKPOINT, StageSettings
+from compress.models.families import FAMILIES, is_multilingual, layers_of
+from compress.models.shapes import STUDENTS, Shape
+from compress.training.loop import CHECKPOINT, StageSettings, Validation
 from compress.training.stage import step_losses, train_stage
 from serve.errors import BadInput
 
@@ -122,6 +124,24 @@ def test_the_teacher_stays_as_it_was_and_so_does_what_is_not_trained(tmp_path: P
         assert all(parameter.requires_grad for parameter in student.parameters())
 
 
+@pytest.mark.parametrize(("trains", "drops"), [("all", True), ("head", False)])
+def test_a_frozen_encoder_has_no_dropout_also_after_a_validation(trains: str, drops: bool, tmp_path: Path) -> None:
+    stage = next(s for s in stages_of("xtremedistil", SIZES) if s.name == "labels")
+    stage = Stage("labels", stage.objective, "task", trains)  # type: ignore[arg-type]
+    _, student = models("bert", stage)
+    seen: list[torch.Tensor] = []
+    student.bert.encoder.register_forward_hook(lambda _, __, found: seen.append(found[0].detach()))
+
+    class Same(TaskText):
+        def at(self, step: int) -> Any:
+            return super().at(0)
+
+    settings, validation = StageSettings(4, learning_rate=1e-9), Validation(2, lambda: 0.0)
+    train_stage(stage, None, student, Same(), settings, folder=tmp_path, validation=lambda _: validation)
+    assert len(seen) == 4
+    assert [torch.allclose(seen[0], other, atol=1e-5) for other in seen[1:]] == [not drops] * 3
+
+
 @pytest.mark.parametrize("method", ["minilmv2", "minilm", "directminilm", "tinybert-general"])
 def test_losses_are_computed_in_full_precision_though_the_models_are_not(method: str) -> None:
     stage = stages_of(method, SIZES)[0]
@@ -144,6 +164,35 @@ def test_the_layer_to_learn_from_is_the_one_that_served_the_size_best() -> None:
     assert [usual_teacher_layer(one) for one in sizes] == [10, 11, 10, 10]
     assert [usual_teacher_layer(one, direct=True) for one in sizes] == [11, 11, 10, 10]
     assert usual_teacher_layer(Sizes(6, 3, 384, 384)) == 5
+    # Table 3, multilingual: MiniLMv2 of L - 1 is best for every student, and its maps for XNLI.
+    many = [replace(one, multilingual=True) for one in sizes]
+    assert [usual_teacher_layer(one) for one in many] == [11, 11, 11, 11]
+    assert [usual_teacher_layer(one, direct=True) for one in many] == [11, 11, 10, 10]
+    maps = [[usual_layer_map(one) for one in each] for each in (sizes, many)]
+    assert maps[0] == ["uniform+last", "uniform-consecutive", "uniform-consecutive", "single"]
+    assert maps[1] == ["uniform+last", "uniform+last", "uniform+last", "uniform"]
+    large = {
+        family: usual_teacher_layer(Sizes(24, 6, 1024, 384, family=family))
+        for family in ("bert", "roberta", "xlm-roberta")
+    }
+    assert large == {"bert": 21, "roberta": 19, "xlm-roberta": 19}
+
+
+@pytest.mark.parametrize(
+    ("config", "many"),
+    [({"model_type": "bert", "vocab_size": 30_522}, False), ({"model_type": "modernbert", "vocab_size": 50_368}, False),
+     ({"model_type": "bert", "vocab_size": 105_879}, True), ({"model_type": "xlm-roberta", "vocab_size": 5_000}, True)],
+)  # fmt: skip
+def test_the_layers_that_are_learned_follow_the_teachers_languages(config: dict[str, Any], many: bool) -> None:
+    teacher = SimpleNamespace(**config, num_hidden_layers=12, hidden_size=768, num_attention_heads=12)
+    assert is_multilingual(teacher) is many
+
+    def learned(method: str) -> set[tuple[int, int]]:
+        (stages,) = chain_of(method, [STUDENTS["3x384"]], teacher)
+        return {(term.student_layer, term.teacher_layer) for term in stages[0].objective.layers}
+
+    assert learned("minilmv2") == {(3, 11 if many else 10)}
+    assert learned("hidden-states") == ({(1, 4), (2, 8), (3, 12)} if many else {(3, 12)})
 
 
 @pytest.mark.parametrize("stops", [False, True])

@@ -66,7 +66,15 @@ def full_report(text: str = "plain") -> Report:
         "latency": profile_document((text, "int8"), text),
         "per_label": [{"label": text, "support": 12, "teacher": 0.9, "student": None, "int8": 0.8}],
         "disagreements": [{"text": text, "teacher": text, "student": text, "gold": text}],
-        "training": [{"stage": text, "loss": [[0, 2.5], [10, 0.5]], "validation": [[10, 0.75]]}],
+        "training": [
+            {
+                "stage": text,
+                "loss": [[0, 2.5], [10, 0.5]],
+                "validation": [[10, 0.75]],
+                "best_step": 10,
+                "ended": "after all 10 steps",
+            }
+        ],
         "parity": {text: {text: text, "shapes": [text]}, "largest_difference": 2e-6},
         "recipe": text,
         "lineage": {text: [text], "teacher": {"name": text}},
@@ -94,6 +102,7 @@ def test_the_page_shows_every_part_of_a_full_report(tmp_path: Path) -> None:
     ]
     for shown in ("0.9225", "0.9100 – 0.9300", "91 MB", "34", "passed", "missed", "2.00", "1.90 – 2.12", "2e-06", "12"):
         assert shown in page.texts, shown
+    assert "Best on validation at step 10; it ended after all 10 steps." in page.words()
 
 
 def test_the_page_begins_with_the_result(tmp_path: Path) -> None:
