@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from compress.data.examples import Example
+from compress.data.examples import Example, Splits
 from compress.distributed import ProcessShare
 from compress.evaluation.predictions import row_logits
 from compress.runs import soft_labels, task_stages
 from compress.runs.open_task import open_task
-from compress.runs.task_inputs import TaskInputs
+from compress.runs.task_inputs import TaskInputs, unseen
 from compress.settings import TaskSettings
 from compress.tasks import TOKEN_CLASSIFICATION
 from serve.errors import BadInput
@@ -35,6 +35,14 @@ def test_folds_are_equal_parts_with_their_share_of_every_class() -> None:
     assert Counter(folds[::10].tolist()) == {0: 5, 1: 5}
     assert (folds == soft_labels.fold_of(examples, 2, seed=3)).all()
     assert (folds != soft_labels.fold_of(examples, 2, seed=4)).any()
+
+
+def test_copies_of_a_text_are_in_one_fold() -> None:
+    examples = [Example(text, label=f"class {i % 5}") for i in range(100) for text in (f"Text {i}", f"text {i}!")]
+    folds = soft_labels.fold_of(examples, 4, seed=0)
+    assert (folds[::2] == folds[1::2]).all()
+    assert Counter(folds.tolist()) == dict.fromkeys(range(4), 50)
+    assert set(Counter((each.label, fold) for each, fold in zip(examples, folds, strict=True)).values()) == {10}
 
 
 def test_a_text_gets_the_soft_labels_of_the_teacher_that_has_not_seen_it(
@@ -81,6 +89,12 @@ def test_confidence_is_the_mean_probability_of_the_likeliest_answer() -> None:
     assert soft_labels.confidence(rows, multi_label=False) == pytest.approx((0.7 + 0.5 + 0.4) / 3, abs=1e-4)
     applies = [np.log(np.array([[0.9 / 0.1, 0.2 / 0.8]]))]
     assert soft_labels.confidence(applies, multi_label=True) == pytest.approx((0.9 + 0.8) / 2, abs=1e-4)
+
+
+def test_texts_of_validation_and_test_are_kept_out_whatever_their_points_and_capitals() -> None:
+    splits = Splits([Example("Mine")], [Example("Book a flight")], [Example("Is 1.5 more?")])
+    texts = ["book a flight!", "BOOK  A FLIGHT", "is 1.5 more", "is 15 more", "mine", "book flights"]
+    assert [each.text for each in unseen([*map(Example, texts)], splits)] == ["is 15 more", "mine", "book flights"]
 
 
 def trial(folder: Path, reached: float) -> Path:
