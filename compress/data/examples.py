@@ -83,7 +83,8 @@ class Splits:
     """The three splits of a task.
 
     `held_out` is true if validation was taken from train because it had no file, `answered` if the labels of train are a teacher's
-    answers because it had none. `notes` tell what was left out of the files.
+    answers because it had none. `notes` tell what was left out of the files. `apart` are texts of validation on which nothing is learned,
+    chosen or scored: promises are made on them.
     """
 
     train: list[Example]
@@ -93,6 +94,7 @@ class Splits:
     fingerprint: str = ""
     answered: bool = False
     notes: tuple[str, ...] = ()
+    apart: Sequence[Example] = ()
 
     def labels(self, task: Task, splits: Iterable[str] = ("train",)) -> tuple[str, ...]:
         """The class or entity labels of `splits`, sorted."""

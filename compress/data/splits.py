@@ -4,6 +4,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -22,6 +23,7 @@ from compress.data.examples import (
     classes_of,
     examples_fingerprint,
     is_multi_label,
+    normalised,
     normalised_text,
     number_of,
 )
@@ -32,11 +34,14 @@ from compress.data.task import Task
 from compress.data.teacher_labels import CachedLabels, TeacherLabels
 from compress.input_errors import Faults
 from serve.errors import BadInput
+from serve.wording import counted
 
 # train-00000-of-00002.parquet, or with a hash behind it: how the Hub names the parts of a split.
 PART = re.compile(r"(.+)-(\d{1,9})-of-(\d{1,9})(?:-[0-9a-f]+)?")
 SHOWN_NAMES = 10
 HELD_OUT = 0.1  # share of train for validation, where that has no file
+APART = 0.25  # share of validation for promises alone
+LEAST_CHOSEN_ON = 300  # texts that this leaves for choices
 HALF = 0.5
 
 
@@ -289,6 +294,28 @@ def hold_out(train: list[Example], seed: int) -> tuple[list[Example], list[Examp
     return [e for e, out in zip(train, held, strict=True) if not out], [
         e for e, out in zip(train, held, strict=True) if out
     ]
+
+
+def set_apart(splits: Splits, seed: int) -> Splits:
+    """`splits` with a quarter of validation in `apart`; as they are where that leaves validation fewer than `LEAST_CHOSEN_ON` texts.
+
+    Of the quarter, texts that train or test has too are left out.
+    """
+    quarter = parts_of(splits.validation, (1 - APART, APART), seed) == 1
+    if (~quarter).sum() < LEAST_CHOSEN_ON:
+        return splits
+    known = {normalised(example) for example in (*splits.train, *splits.test)}
+    apart = [e for e, ours in zip(splits.validation, quarter, strict=True) if ours and normalised(e) not in known]
+    return replace(
+        splits,
+        validation=[e for e, ours in zip(splits.validation, quarter, strict=True) if not ours],
+        apart=apart,
+        fingerprint=hashlib.sha256(f"{splits.fingerprint} {examples_fingerprint(apart)}".encode()).hexdigest(),
+        notes=(
+            *splits.notes,
+            f"{counted(len(apart), 'text of validation is', 'texts of validation are')} set apart for promises: nothing else reads them.",
+        ),
+    )
 
 
 def parts_of(examples: Sequence[Example], shares: Sequence[float], seed: int) -> np.ndarray:

@@ -202,7 +202,8 @@ def refuse_in_scope(label: str, labels: Sequence[str], model: str) -> None:
 
 
 def _part(splits: Splits, label: str, *, outside: bool) -> Splits:
-    def chosen(examples: list[Example]) -> list[Example]:
+    def chosen(examples: Sequence[Example]) -> list[Example]:
         return [example for example in examples if (example.label == label) is outside]
 
-    return replace(splits, train=chosen(splits.train), validation=chosen(splits.validation), test=chosen(splits.test))
+    train, validation, test, apart = map(chosen, (splits.train, splits.validation, splits.test, splits.apart))
+    return replace(splits, train=train, validation=validation, test=test, apart=apart)

@@ -298,8 +298,8 @@ def asks_soft_labels(settings: TaskSettings, chain: Chain) -> bool:
 
 
 def unseen(examples: list[Example], splits: Splits) -> list[Example]:
-    """`examples` without those whose text, normalised, is in validation or test, which no training may read."""
-    others = (*splits.validation, *splits.test)
+    """`examples` without those whose text, normalised, is in validation or test or set apart, which no training may read."""
+    others = (*splits.validation, *splits.test, *splits.apart)
     texts = {text for example in others for text in (example.text, example.text_read, example.text_alone)}
     held = {*map(normalised_text, texts)}
     asked = {normalised(example) for example in others if example.answers is not None}

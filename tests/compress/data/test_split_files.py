@@ -11,9 +11,9 @@ import pytest
 from data_files import TEXT, faults, lines_of, saved, written
 
 from compress.data.columns import Columns
-from compress.data.examples import Entity, Example, normalised_text
+from compress.data.examples import Entity, Example, normalised, normalised_text
 from compress.data.labelled_files import read_examples
-from compress.data.splits import Splits, hold_out, read_splits
+from compress.data.splits import Splits, hold_out, read_splits, set_apart
 from compress.data.texts import read_texts
 from serve.errors import BadInput
 
@@ -256,6 +256,25 @@ def test_relations_of_one_sentence_are_held_out_together() -> None:
 def test_validation_gets_a_text_where_each_label_occurs_once() -> None:
     kept, held = hold_out([Example(f"text {i}", label=f"class {i}") for i in range(5)], 0)
     assert (len(kept), len(held)) == (4, 1)
+
+
+def many_splits(texts: int) -> Splits:
+    validation = [Example(f"text {i}", label="ab"[i % 2]) for i in range(texts)]
+    return Splits([Example("Text 1!", label="b")], validation, [Example("TEXT 2", label="a")], fingerprint="x")
+
+
+def test_a_quarter_of_validation_is_set_apart_where_300_texts_remain() -> None:
+    whole = many_splits(400)
+    found = set_apart(whole, 0)
+    assert len(found.validation) == 300
+    assert {"text 1", "text 2"}.isdisjoint(each.text for each in found.apart)  # train and test have them
+    assert 98 <= len(found.apart) <= 100
+    assert not {*map(normalised, found.apart)} & {*map(normalised, found.validation)}
+    assert Counter(each.label for each in found.validation) == {"a": 150, "b": 150}
+    assert found.fingerprint != whole.fingerprint
+    assert f"{len(found.apart)} texts of validation are set apart for promises" in found.notes[0]
+    fewer = many_splits(396)
+    assert set_apart(fewer, 0) is fewer
 
 
 def test_one_text_many_times_is_refused(tmp_path: Path) -> None:
