@@ -298,7 +298,7 @@ class Bench:
                 labels_and_soft_labels(float(share or 0), inputs.settings.temperature) if soft else LABELS,
                 None,
                 model,
-                TaskText(texts, inputs.settings.batch, one.seed, inputs.validation.ids, soft),
+                TaskText(texts, inputs.settings.batch, one.seed, inputs.validation.ids, soft, None, len(inputs.train)),
                 StageSettings(steps, one.seed, inputs.settings.precision, learning_rate=rate, device="cpu"),
                 folder=folder / TRAINING,
                 labelled=inputs.train,

@@ -11,9 +11,15 @@ import sys
 from collections import Counter
 
 import numpy as np
+import torch
+from torch.nn import functional
 
+from compress.data.encoded import IGNORED
 from compress.data.examples import Example
+from compress.data.sampler import Sampler
 from compress.data.splits import hold_out
+from compress.methods.catalogue import labels_and_soft_labels
+from compress.methods.objectives import output_losses
 from compress.runs.soft_labels import fold_of
 from export.validation.promises import Answers, make_promise
 from serve.errors import BadInput
@@ -73,7 +79,29 @@ def promises_broken() -> None:
         show(f"answers given under promises of precision={asked}: share", float(np.mean(given)), right=True)
 
 
+def share_of_soft_labels() -> None:
+    """3 labelled texts in a batch of 32 under a share of 0.9: what labels and the teacher weigh in the gradients of one text's logits."""
+    torch.manual_seed(0)
+    ours, theirs = torch.randn(32, 5, requires_grad=True), torch.randn(32, 5)
+    targets = torch.full((32,), IGNORED)
+    targets[:3] = torch.tensor([0, 1, 2])
+    terms = output_losses(labels_and_soft_labels(0.9, 1.0).objective.outputs, ours, theirs, targets)
+    hard, soft = (torch.autograd.grad(terms[name], ours, retain_graph=True)[0] for name in ("labels", "soft_labels"))
+    alone = ours.softmax(1) - functional.one_hot(targets.clamp(min=0), 5)  # the gradient of one text's cross-entropy
+    of_labels = (hard[0].norm() / alone[0].norm()).item()
+    of_teacher = (soft / (ours.softmax(1) - theirs.softmax(1))).mean(dim=1).tolist()
+    show("share of labels in the loss of a labelled text, asked 0.1", of_labels / (of_labels + of_teacher[0]),
+         right=abs(of_labels / (of_labels + of_teacher[0]) - 0.1) < 1e-3)  # fmt: skip
+    ratio = (of_labels + of_teacher[0]) / of_teacher[-1]
+    show("weight of a labelled text over that of an unlabelled one", ratio, right=abs(ratio - 1) < 1e-3)
+    lengths = np.random.default_rng(0).integers(5, 60, 3_200)
+    steps = [Sampler(lengths, 32, 0, labelled=300).at(step) for step in range(1_000)]
+    without = float(np.mean([not (step < 300).any() for step in steps]))
+    show("batches without a labelled text, 300 of 3,200 being labelled: share", without, right=without == 0)
+
+
 if __name__ == "__main__":
     texts_held_out()
+    share_of_soft_labels()
     promises_broken()
     sys.exit(not all(right for *_, right in FOUND))

@@ -351,7 +351,7 @@ def parts_of(examples: Sequence[Example], shares: Sequence[float], seed: int) ->
         # The part that lacks most of its share of the texts until here: of one class after the other, so of each class too.
         lacking = np.asarray(shares) * (filled.sum() + len(groups[name])) - filled
         part = int(lacking.argmax())
-        if shares[0] > HALF:
+        if HALF < shares[0] < 1:
             none_yet = number and number == len(order) - 1 and not filled[1:].any()
             part = 1 if none_yet else part if labels[name] <= known or numbers else 0
             known |= labels[name] if part == 0 else set()

@@ -143,7 +143,21 @@ def open_task(
         notify,
         asked,
     )
-    return with_answers(inputs, answers) if answers else inputs
+    return check_batch(with_answers(inputs, answers) if answers else inputs)
+
+
+def check_batch(inputs: TaskInputs) -> TaskInputs:
+    """`inputs`, once it is checked that a batch has room for labelled texts beside those that only the teacher labels.
+
+    Raises:
+        BadInput: it has not.
+    """
+    if inputs.settings.batch == 1 and inputs.asks_soft_labels and inputs.in_domain_texts:
+        raise BadInput(
+            f"--batch 1 has no room for a labelled text beside one of the {counted(len(inputs.in_domain_texts), 'text')} that only the "
+            "teacher labels. Give 2 or more."
+        )
+    return inputs
 
 
 def _model(settings: TaskSettings, role: str, faults: Faults) -> Opened | None:

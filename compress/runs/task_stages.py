@@ -229,9 +229,9 @@ def on_task(
 ) -> Progress:
     """Train `model` on the task of `inputs`: on labels, and on the teacher's logits `soft` of `inputs.soft_labelled` if given.
 
-    It ends with the weights that scored best on validation. `soft_weight` is the share of the soft labels in the loss. Of the labelled
-    texts only the `chosen` are read, if these are given. The weights are scored every `validate_every` steps; 0 is as often as `inputs`
-    say.
+    It ends with the weights that scored best on validation. `soft_weight` is the share of the soft labels in the loss of a labelled text;
+    the other texts have soft labels alone, and all count alike. Of the labelled texts only the `chosen` are read, if these are given. The
+    weights are scored every `validate_every` steps; 0 is as often as `inputs` say.
     """
     given = inputs.settings
     labelled, examples = inputs.train, inputs.splits.train
@@ -251,7 +251,7 @@ def on_task(
             LABELS if soft is None else labels_and_soft_labels(soft_weight, given.temperature),
             None,
             model,
-            TaskText(texts, given.batch, given.seed, inputs.validation.ids, soft, counts),
+            TaskText(texts, given.batch, given.seed, inputs.validation.ids, soft, counts, len(labelled)),
             stage_settings(given, steps, learning_rate=learning_rate),
             folder=folder / TRAINING,
             labelled=labelled,

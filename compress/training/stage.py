@@ -283,7 +283,7 @@ def _read(model: Any, objective: Objective, batch: Batch, *, teacher: bool) -> A
 
 def _weight(term: OutputTerm, batch: Batch) -> float:
     """The weight of a mean over the rows of `term` in the whole batch, of which `batch` may be a part."""
-    if term.loss == "labels":
+    if term.loss == "labels" and not term.shared:
         return batch.weights.labelled
     return batch.weights.tokens if term.everywhere else batch.weights.rows
 

@@ -35,6 +35,7 @@ def test_folds_are_equal_parts_with_their_share_of_every_class() -> None:
     assert Counter(folds[::10].tolist()) == {0: 5, 1: 5}
     assert (folds == soft_labels.fold_of(examples, 2, seed=3)).all()
     assert (folds != soft_labels.fold_of(examples, 2, seed=4)).any()
+    assert not soft_labels.fold_of(examples, 1, seed=3).any()
 
 
 def test_copies_of_a_text_are_in_one_fold() -> None:
@@ -119,6 +120,7 @@ def test_the_better_soft_share_is_taken(tmp_path: Path, half: float, most: float
     [
         ({"folds": 1}, "Give 2"),
         ({"folds": 2, "method": "labels"}, "--folds has no effect on --method labels"),
+        ({"batch": 1, "augment": 1}, "--batch 1 has no room for a labelled text beside one of the"),
         ({"folds": 2, "method": "minilmv2", "then": "labels"}, "--folds has no effect on --method minilmv2"),
     ],
 )
