@@ -18,6 +18,7 @@ from compress.data.encoded import IGNORED
 from compress.data.examples import Example
 from compress.data.sampler import Sampler
 from compress.data.splits import hold_out
+from compress.evaluation.metrics import ACCURACY
 from compress.methods.catalogue import labels_and_soft_labels
 from compress.methods.objectives import output_losses
 from compress.runs.soft_labels import fold_of
@@ -100,8 +101,32 @@ def share_of_soft_labels() -> None:
     show("batches without a labelled text, 300 of 3,200 being labelled: share", without, right=without == 0)
 
 
+def labels_or_teacher() -> None:
+    """A teacher right on 92 % and labels alone on 91.5 % of the same texts, of which 300 are validation: how often labels seem better."""
+    chance = np.random.default_rng(0)
+    by_score, shown = [], []
+    for _ in range(300):
+        teacher = chance.random(300) < 0.92
+        labels = np.where(chance.random(300) < 0.9, teacher, chance.random(300) < 0.87)
+        said = [["a" if right else "b" for right in each] for each in (labels, teacher)]
+        found = ACCURACY.difference(["a"] * 300, *said)
+        by_score.append(found.value > 0)
+        shown.append(found.low > 0)
+    show(
+        "worse labels alone are the better by score (decides without unlabelled text)",
+        float(np.mean(by_score)),
+        right=True,
+    )
+    show(
+        "worse labels alone are shown to be better (decides with it)",
+        float(np.mean(shown)),
+        right=np.mean(shown) < 0.04,
+    )
+
+
 if __name__ == "__main__":
     texts_held_out()
     share_of_soft_labels()
+    labels_or_teacher()
     promises_broken()
     sys.exit(not all(right for *_, right in FOUND))

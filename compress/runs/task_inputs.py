@@ -121,6 +121,11 @@ class TaskInputs:
         return [Example(text) for text in self.unlabelled] + unseen(made, self.splits)
 
     @property
+    def has_unlabelled(self) -> bool:
+        """Whether there are texts of the task without labels, generated ones apart."""
+        return bool(self.unlabelled or self.further)
+
+    @property
     def gives_answers_alone(self) -> bool:
         """Whether there is no teacher to open: it is a file of answers, or a model that is asked."""
         return self.answers is not None or self.answering is not None
