@@ -7,6 +7,8 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from compress.data.task import Task
 from serve.errors import BadInput
 from serve.text.entity_markers import MARKERS, has_markers, marked
@@ -146,6 +148,16 @@ def normalised_text(text: str) -> str:
 def normalised(example: Example) -> tuple[str, str]:
     """`normalised_text` of an example as a model reads it, and of the second text of a pair."""
     return normalised_text(example.text_read), normalised_text(example.text_pair or "")
+
+
+def clusters_of(examples: Sequence[Example]) -> np.ndarray:
+    """The number of each example's cluster, (examples,), whose texts are right or wrong together: they are resampled whole.
+
+    Questions of a context, pairs with one first text, relations of one sentence, and copies of a text are in one cluster.
+    """
+    numbers: dict[str, int] = {}
+    names = [normalised_text((each.text_pair or "") if each.answers is not None else each.text) for each in examples]
+    return np.array([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int64)
 
 
 def classes_of(example: Example) -> tuple[str, ...]:

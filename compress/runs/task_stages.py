@@ -11,6 +11,7 @@ import torch
 
 from compress import distributed
 from compress.data.batches import TaskText
+from compress.data.examples import clusters_of
 from compress.data.label_checks import one_answer_warnings
 from compress.data.sampler import language_counts
 from compress.evaluation.predictions import shared_row_logits
@@ -132,7 +133,7 @@ def check_teacher(model: Any, inputs: TaskInputs, best_step: int) -> float:
         task = inputs.task
         gold = [task.gold_of(example) for example in inputs.splits.validation]
         answers = task.predictions(inputs.validation, logits or [])
-        reached = task.metric.score(gold, answers)
+        reached = task.metric.score(gold, answers, clusters=clusters_of(inputs.splits.validation))
         blind = task.metric.chance(gold, answers, task.constant_predictions(inputs.validation))
         message(inputs.notify, f"  teacher on validation: {inputs.metric} {reached}; chance is {blind:.4f}")
         if inputs.teacher_has_head:
@@ -187,7 +188,7 @@ def compare_with_teacher(
     task = inputs.task
     gold = [task.gold_of(example) for example in inputs.splits.validation]
     said = task.predictions(read.validation, ours), task.predictions(inputs.validation, theirs)
-    found = task.metric.difference(gold, *said)
+    found = task.metric.difference(gold, *said, clusters=clusters_of(inputs.splits.validation))
     message(inputs.notify, f"  labels alone minus the teacher on validation: {inputs.metric} {found}")
     (folder / COMPARED).write_bytes(canonical_json({"value": found.value, "low": found.low, "high": found.high}))
 

@@ -1,13 +1,14 @@
 """The document of a transfer: the table of scores from source to target, the chosen source, and its curves."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from compress.evaluation.metrics import Metric, mean_over_tasks
+from compress.data.examples import clusters_of
+from compress.evaluation.metrics import Metric, Pairs, gain, mean_over_tasks
 from compress.runs import task_stages
 from compress.runs.resumable_stages import Workdir
 from compress.runs.stages import trained_with
@@ -89,20 +90,18 @@ def _row(tasks: Tasks, found: Found, source: str | None, chosen: str) -> dict[st
 
 def _difference(tasks: Tasks, found: Found, source: str | None, other: str | None) -> dict[str, Any]:
     """The mean over targets of `source` minus that of `other`, on test: validation has chosen, and favours what it chose."""
-    return _apart([*tasks.metrics.values()], *(_by_target(tasks, found, each, "test") for each in (source, other)))
+    return _apart(tasks.targets.values(), *(_by_target(tasks, found, each, "test") for each in (source, other)))
 
 
 def _apart(
-    metrics: Sequence[Metric], ours: Sequence[Sequence[np.ndarray]], theirs: Sequence[Sequence[np.ndarray]]
+    targets: Iterable[TaskInputs], ours: Sequence[Sequence[np.ndarray]], theirs: Sequence[Sequence[np.ndarray]]
 ) -> dict[str, Any]:
-    """The mean over targets of `ours` minus `theirs`, with its interval over texts, and the same of each seed that all targets have."""
-    values = [
-        np.subtract(_values(metric, mine), _values(metric, others))
-        for metric, mine, others in zip(metrics, ours, theirs, strict=True)
+    """The mean over targets of `ours` minus `theirs`, see `gain`, of the seeds that all targets have."""
+    pairs = [
+        Pairs(target.task.metric, mine, others, clusters_of(target.splits.test))
+        for target, mine, others in zip(targets, ours, theirs, strict=True)
     ]
-    return asdict(mean_over_tasks(metrics, ours, less=theirs)) | {
-        "seeds": [float(np.mean(seed)) for seed in zip(*values, strict=False)]
-    }
+    return asdict(gain([pairs]))
 
 
 def _curve(found: Found, tasks: Tasks, target: str, chosen: str) -> dict[str, Any]:
@@ -115,7 +114,7 @@ def _curve(found: Found, tasks: Tasks, target: str, chosen: str) -> dict[str, An
             "all": count is None,
             "with_source": asdict(metric.mean_score(ours)) | {"seeds": _values(metric, ours)},
             "without": asdict(metric.mean_score(theirs)) | {"seeds": _values(metric, theirs)},
-            "difference": _apart([metric], [ours], [theirs]),
+            "difference": _apart([tasks.targets[target]], [ours], [theirs]),
         })  # fmt: skip
     return {"target": target, "metric": metric.name, "points": points}
 
@@ -126,7 +125,7 @@ def _mean_differences(found: Found, tasks: Tasks, chosen: str) -> list[dict[str,
     for count in _counts(found, next(iter(tasks.targets))):
         if all(count in _counts(found, target) for target in tasks.targets):
             both = (_by_target(tasks, found, source, "test", count, chosen=chosen) for source in (chosen, ALONE))
-            differences.append({"labels": count} | _apart([*tasks.metrics.values()], *both))
+            differences.append({"labels": count} | _apart(tasks.targets.values(), *both))
     return differences
 
 
