@@ -283,7 +283,13 @@ def gain(draws: Sequence[Sequence[Pairs]], *, seed: int = 0) -> Gain:
     return Gain(interval.value, interval.low, interval.high, supported, np.concatenate(values).tolist())
 
 
-def mean_over_tasks(metrics: Sequence[Metric], tasks: Sequence[Sequence[np.ndarray]], *, seed: int = 0) -> Score:
+def mean_over_tasks(
+    metrics: Sequence[Metric],
+    tasks: Sequence[Sequence[np.ndarray]],
+    *,
+    clusters: Sequence[np.ndarray | None] | None = None,
+    seed: int = 0,
+) -> Score:
     """The mean over tasks of `Metric.mean_score`, with its bootstrap interval.
 
     The texts of each task are resampled apart from those of the others.
@@ -291,10 +297,12 @@ def mean_over_tasks(metrics: Sequence[Metric], tasks: Sequence[Sequence[np.ndarr
     Args:
         metrics: of each task.
         tasks: for each task what `mean_score` takes as `rows`.
+        clusters: for each task what `mean_score` takes; none if all texts are apart.
         seed: of the resampling.
     """
     found = [
-        metric.mean_metric(rows, (), seed + i) for i, (metric, rows) in enumerate(zip(metrics, tasks, strict=True))
+        metric.mean_metric(rows, (), seed + i, of_texts)
+        for i, (metric, rows, of_texts) in enumerate(zip(metrics, tasks, clusters or len(tasks) * [None], strict=True))
     ]
     return score_of(
         float(np.mean([value for value, _ in found])), np.mean([resampled for _, resampled in found], axis=0)

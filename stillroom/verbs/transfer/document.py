@@ -74,13 +74,22 @@ def _row(tasks: Tasks, found: Found, source: str | None, chosen: str) -> dict[st
         "source": source,
         "cells": {
             target: {
-                split: asdict(metric.mean_score(_seeds(found, source, target, split))) for split in ("validation", "test")
+                split: asdict(
+                    metric.mean_score(_seeds(found, source, target, split), clusters=_clusters(tasks.targets[target], split))
+                )
+                for split in ("validation", "test")
             }
             | {"seeds": _values(metric, _seeds(found, source, target, "test"))}
             for target, metric in tasks.metrics.items()
         },
         "mean": {
-            split: asdict(mean_over_tasks([*tasks.metrics.values()], _by_target(tasks, found, source, split)))
+            split: asdict(
+                mean_over_tasks(
+                    [*tasks.metrics.values()],
+                    _by_target(tasks, found, source, split),
+                    clusters=[_clusters(target, split) for target in tasks.targets.values()],
+                )
+            )
             for split in ("validation", "test")
         },
         "minus_none": None if source is ALONE else _difference(tasks, found, source, ALONE),
@@ -98,22 +107,27 @@ def _apart(
 ) -> dict[str, Any]:
     """The mean over targets of `ours` minus `theirs`, see `gain`, of the seeds that all targets have."""
     pairs = [
-        Pairs(target.task.metric, mine, others, clusters_of(target.splits.test))
+        Pairs(target.task.metric, mine, others, _clusters(target, "test"))
         for target, mine, others in zip(targets, ours, theirs, strict=True)
     ]
     return asdict(gain([pairs]))
 
 
+def _clusters(target: TaskInputs, split: str) -> np.ndarray:
+    return clusters_of(getattr(target.splits, split))
+
+
 def _curve(found: Found, tasks: Tasks, target: str, chosen: str) -> dict[str, Any]:
     """A point for each number of labels that was trained with and without the source, the last with all of them."""
     points, metric = [], tasks.targets[target].task.metric
+    clusters = _clusters(tasks.targets[target], "test")
     for count in _counts(found, target):
         ours, theirs = (_seeds(found, source, target, "test", count, chosen=chosen) for source in (chosen, ALONE))
         points.append({
             "labels": count or len(tasks.targets[target].splits.train),
             "all": count is None,
-            "with_source": asdict(metric.mean_score(ours)) | {"seeds": _values(metric, ours)},
-            "without": asdict(metric.mean_score(theirs)) | {"seeds": _values(metric, theirs)},
+            "with_source": asdict(metric.mean_score(ours, clusters=clusters)) | {"seeds": _values(metric, ours)},
+            "without": asdict(metric.mean_score(theirs, clusters=clusters)) | {"seeds": _values(metric, theirs)},
             "difference": _apart([tasks.targets[target]], [ours], [theirs]),
         })  # fmt: skip
     return {"target": target, "metric": metric.name, "points": points}
