@@ -147,7 +147,7 @@ def soft_label_lines(soft_labels: dict[str, Any] | None) -> list[str]:
     if not soft_labels:
         return []
     tried = ", ".join(f"{one['share']:g}: {one['validation']:.4f}" for one in soft_labels["tried"])
-    share = f"Soft labels have a share of {soft_labels['share']:g} in the student's loss"
+    share = f"Soft labels have a share of {soft_labels['share']:g} in the student's loss on labelled texts"
     best = f", the better on validation after short trainings ({tried})" if tried else ""
     return [f"{share}{best}.", *confidence_lines(soft_labels["teacher_confidence"])]
 
