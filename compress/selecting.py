@@ -1,7 +1,6 @@
 """`select`: from a bank of unlabelled texts, those like the labelled ones, and of these the ones that a model is least sure of."""
 
 import json
-import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 
 from compress.data.answer_rows import read_asked
 from compress.data.columns import Columns, columns_of
-from compress.data.examples import Example, Splits, check_kind
+from compress.data.examples import Example, Splits, check_kind, normalised
 from compress.data.label_checks import some
 from compress.data.splits import read_splits
 from compress.data.task import Task
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
 
 SHARD_TEXTS = 4_096
 BLOCK = 4_096  # vectors whose products with all others are in memory at once
-# Categories of Unicode that tell texts apart; Indic vowels are marks, and emoji and plus signs are symbols.
-TELLING = "LNMS"
 
 
 def select(settings: Selecting, notify: Notify = silent) -> dict[str, Any]:
@@ -169,12 +166,12 @@ def _check_out(out: Path) -> None:
 
 def _usable(bank: Iterable[Example], data: Iterable[Example]) -> tuple[list[Example], int, int]:
     """The texts of the bank that may be chosen, and how many are in the data, and how many repeat another."""
-    known = {_bare(each) for each in data}
+    known = {normalised(each) for each in data}
     seen: set[tuple[str, str]] = set()
     usable = []
     in_data = repeated = 0
     for example in bank:
-        bare = _bare(example)
+        bare = normalised(example)
         if bare in known:
             in_data += 1
         elif bare in seen:
@@ -183,21 +180,6 @@ def _usable(bank: Iterable[Example], data: Iterable[Example]) -> tuple[list[Exam
             seen.add(bare)
             usable.append(example)
     return usable, in_data, repeated
-
-
-def _bare(example: Example) -> tuple[str, str]:
-    """What tells a text apart, without regard to case, blanks, punctuation and the way in which Unicode spells a letter."""
-    return _telling(example.text), _telling(example.text_pair or "")
-
-
-def _telling(text: str) -> str:
-    folded = unicodedata.normalize("NFKC", text).casefold()
-    kept = [
-        each
-        for i, each in enumerate(folded)
-        if unicodedata.category(each)[0] in TELLING or (folded[i - 1 : i].isdigit() and folded[i + 1 : i + 2].isdigit())
-    ]
-    return "".join(kept) or text.strip()
 
 
 def _vectors(encoder: "SentenceEncoder", texts: list[Example], what: str, notify: Notify) -> np.ndarray:

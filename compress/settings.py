@@ -233,8 +233,8 @@ class TaskSettings(FineTunedTeacher, Training, TaskData):
     student_learning_rate: float = setting(4e-4, help="Peak learning rate of training the student.", above=0)
     temperature: float = setting(2.0, help="Temperature of the soft labels.", above=0)
     soft_weight: float | None = setting(
-        None, help="Share of the soft labels in the loss; the labels have the rest.", at_least=0, at_most=1,
-        shown="the better of 0.5 and 0.9 on validation, after short trainings",
+        None, help="Share of the soft labels in the loss of a labelled text; its label has the rest.", at_least=0, at_most=1,
+        shown="0.9 with unlabelled text, else the better of 0.5 and 0.9 on validation, after short trainings",
     )  # fmt: skip
     folds: int = setting(
         0, help="Parts of the labelled text; the soft labels of each come from a teacher fine-tuned without it. 0: from the teacher "

@@ -18,7 +18,7 @@ that learned MiniLMv2's relations on so many tokens of plain text (`300k`, `3M`)
 The teacher is fine-tuned on each set once. Everything finished in --work is kept, so a stopped call goes on. `--only TEXT` makes
 the trainings whose name holds TEXT, such as `clinc150-10/tuned/`; `--seeds 0 1 2` repeats them; `--finished` trains none and writes
 those that are there. Scores are of test; every choice is made on validation. --out holds a row a training, and the differences of
-arms and of bodies with their paired bootstrap intervals, over the seeds that both have.
+arms and of bodies with their hierarchical bootstrap intervals, over the seeds that both have.
 """
 
 import argparse
@@ -35,7 +35,7 @@ import numpy as np
 import torch
 
 from compress.data.batches import TaskText
-from compress.evaluation.metrics import ACCURACY
+from compress.evaluation.metrics import ACCURACY, Pairs, gain
 from compress.evaluation.predictions import row_logits
 from compress.methods.catalogue import LABELS, labels_and_soft_labels
 from compress.models.initialise import student_of
@@ -298,7 +298,7 @@ class Bench:
                 labels_and_soft_labels(float(share or 0), inputs.settings.temperature) if soft else LABELS,
                 None,
                 model,
-                TaskText(texts, inputs.settings.batch, one.seed, inputs.validation.ids, soft),
+                TaskText(texts, inputs.settings.batch, one.seed, inputs.validation.ids, soft, None, len(inputs.train)),
                 StageSettings(steps, one.seed, inputs.settings.precision, learning_rate=rate, device="cpu"),
                 folder=folder / TRAINING,
                 labelled=inputs.train,
@@ -350,13 +350,12 @@ def differences(bench: Bench, rows: list[dict[str, Any]]) -> list[dict[str, Any]
             theirs = groups.get((name, *other), {})
             seeds = sorted(ours.keys() & theirs.keys())
             if seeds and other != (body, arm):
-                value = ACCURACY.mean_score(
-                    [bench.counts(ours[seed]) for seed in seeds], less=[bench.counts(theirs[seed]) for seed in seeds]
-                )
+                both = [[bench.counts(each[seed]) for seed in seeds] for each in (ours, theirs)]
+                value = gain([[Pairs(ACCURACY, *both)]])
                 found.append(
                     {"set": name, "of": f"{body}/{arm}", "less": "/".join(other), "seeds": seeds}
                     | {key: round(getattr(value, key), 4) for key in ("value", "low", "high")}
-                    | {"supported": value.low > 0 or value.high < 0}
+                    | {"supported": value.supported}
                 )
     return found
 

@@ -142,11 +142,15 @@ class TaskText:
     """A teacher's logits (rows, labels) of each text."""
     counts: np.ndarray | None = None
     """How often each text is read in an epoch, (texts,), if not once."""
+    labelled: int = 0
+    """Of how many texts, the first, each step has a fixed number; 0 if all are of one kind."""
 
     @cached_property
     def sampler(self) -> Sampler:
         """Chooses the texts of each step."""
-        return Sampler(np.array([len(ids) for ids in self.texts.ids]), self.batch, self.seed, self.counts)
+        return Sampler(
+            np.array([len(ids) for ids in self.texts.ids]), self.batch, self.seed, self.counts, self.labelled
+        )
 
     @property
     def pad_id(self) -> int:

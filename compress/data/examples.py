@@ -2,8 +2,12 @@
 
 import hashlib
 import json
+import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from compress.data.task import Task
 from serve.errors import BadInput
@@ -18,6 +22,10 @@ SPLITS = ("train", "validation", "test")
 SPLIT_NAMES = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 # Names that are looked for where there is none of these.
 FURTHER_NAMES = {"train": (), "validation": ("eval", "validation_matched", "dev_matched"), "test": ("test_matched",)}
+
+# Categories of Unicode that tell texts apart; Indic vowels are marks, and emoji and plus signs are symbols.
+TELLING = "LNMS"
+BETWEEN_DIGITS = re.compile(r"(?<=\d)([^\d])(?=\d)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +85,8 @@ class Splits:
     """The three splits of a task.
 
     `held_out` is true if validation was taken from train because it had no file, `answered` if the labels of train are a teacher's
-    answers because it had none. `notes` tell what was left out of the files.
+    answers because it had none. `notes` tell what was left out of the files. `apart` are texts of validation on which nothing is learned,
+    chosen or scored: promises are made on them.
     """
 
     train: list[Example]
@@ -87,6 +96,7 @@ class Splits:
     fingerprint: str = ""
     answered: bool = False
     notes: tuple[str, ...] = ()
+    apart: Sequence[Example] = ()
 
     def labels(self, task: Task, splits: Iterable[str] = ("train",)) -> tuple[str, ...]:
         """The class or entity labels of `splits`, sorted."""
@@ -111,6 +121,43 @@ class Splits:
     def single_texts(self) -> bool:
         """Whether there are texts without a second one."""
         return not all(example.text_pair for example in self.train)
+
+
+class _Telling(dict[int, int | None]):
+    """Each code point that tells texts apart as it is; None for the others, which `str.translate` removes."""
+
+    def __missing__(self, point: int) -> int | None:
+        found = self[point] = point if unicodedata.category(chr(point))[0] in TELLING else None
+        return found
+
+
+_TELLING = _Telling()
+
+
+def normalised_text(text: str) -> str:
+    """What tells a text apart, without regard to case, blanks, punctuation and the way in which Unicode spells a letter.
+
+    Whatever is between two digits stays: 1.5 is not 15.
+    """
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    parts = BETWEEN_DIGITS.split(folded)
+    kept = "".join(part if i % 2 else part.translate(_TELLING) for i, part in enumerate(parts))
+    return kept or text.strip()
+
+
+def normalised(example: Example) -> tuple[str, str]:
+    """`normalised_text` of an example as a model reads it, and of the second text of a pair."""
+    return normalised_text(example.text_read), normalised_text(example.text_pair or "")
+
+
+def clusters_of(examples: Sequence[Example]) -> np.ndarray:
+    """The number of each example's cluster, (examples,), whose texts are right or wrong together: they are resampled whole.
+
+    Questions of a context, pairs with one first text, relations of one sentence, and copies of a text are in one cluster.
+    """
+    numbers: dict[str, int] = {}
+    names = [normalised_text((each.text_pair or "") if each.answers is not None else each.text) for each in examples]
+    return np.array([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int64)
 
 
 def classes_of(example: Example) -> tuple[str, ...]:

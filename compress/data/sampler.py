@@ -34,13 +34,16 @@ def language_counts(languages: Sequence[str], temperature: float) -> np.ndarray:
 class Sampler:
     """Chooses `batch` texts of about equal length for each step, every text once an epoch, shuffled by `seed`.
 
-    With `counts` (texts,) a text is read that often in an epoch on average: so often, or once more where that is no whole number.
+    With `counts` (texts,) a text is read that often in an epoch on average: so often, or once more where that is no whole number. With
+    `labelled` each step has as many of the first `labelled` texts as any other, in proportion to all texts, but one at least of them and of
+    the rest; `batch` is then 2 or more.
     """
 
     lengths: np.ndarray
     batch: int
     seed: int
     counts: np.ndarray | None = None
+    labelled: int = 0
 
     @property
     def steps_per_epoch(self) -> int:
@@ -59,26 +62,39 @@ class Sampler:
         chosen: np.ndarray = ordered[start : start + self.batch]
         return chosen
 
+    def _drawn(self, generator: np.random.Generator, texts: np.ndarray, batch: int, number: int) -> np.ndarray:
+        """`number` of `texts` in batches of about equal length, each as often as the others or as its count says, or once more."""
+        order = texts[generator.permutation(len(texts))]
+        if self.counts is not None or number != len(texts):
+            # Systematic sampling: evenly spaced points on the texts laid end to end, each as long as its count.
+            ends = np.cumsum(np.ones(len(texts)) if self.counts is None else self.counts[order])
+            points = (np.arange(number) + generator.random()) * (ends[-1] / number)
+            order = generator.permutation(order[np.searchsorted(ends, points, side="right").clip(max=len(order) - 1)])
+        # Sorting within pools of 64 batches keeps padding low and still mixes texts.
+        pool = 64 * batch
+        for i in range(0, len(order), pool):
+            part = order[i : i + pool]
+            order[i : i + pool] = part[np.argsort(self.lengths[part], kind="stable")]
+        return order
+
     def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The indices of all texts, those of a batch next to each other, and the order of the batches; 8 bytes a text."""
         cached: tuple[int, tuple[np.ndarray, np.ndarray]] | None = self.__dict__.get("cached")
         if cached is None or cached[0] != epoch:
             object.__setattr__(self, "cached", None)  # frees the old order before the next is made
             generator = np.random.default_rng([self.seed, epoch])
-            order = generator.permutation(len(self.lengths))
-            if self.counts is not None:
-                # Systematic sampling: evenly spaced points on the texts laid end to end, each as long as its count.
-                ends = np.cumsum(self.counts[order])
-                points = (np.arange(len(order)) + generator.random()) * (ends[-1] / len(order))
-                order = generator.permutation(
-                    order[np.searchsorted(ends, points, side="right").clip(max=len(order) - 1)]
-                )
-            # Sorting within pools of 64 batches keeps padding low and still mixes texts.
-            pool = 64 * self.batch
-            for i in range(0, len(order), pool):
-                part = order[i : i + pool]
-                order[i : i + pool] = part[np.argsort(self.lengths[part], kind="stable")]
-            cached = (epoch, (order, generator.permutation(self.steps_per_epoch)))
+            texts, steps = np.arange(len(self.lengths)), self.steps_per_epoch
+            if 0 < self.labelled < len(texts):
+                some = int(np.clip(round(self.batch * self.labelled / len(texts)), 1, self.batch - 1))
+                # Of both the shorter ones come together, since each is sorted in pools of as many batches.
+                both = [
+                    self._drawn(generator, part, size, steps * size).reshape(steps, size)
+                    for part, size in zip(np.split(texts, [self.labelled]), (some, self.batch - some), strict=True)
+                ]
+                order = np.concatenate(both, axis=1).ravel()
+            else:
+                order = self._drawn(generator, texts, self.batch, len(texts))
+            cached = (epoch, (order, generator.permutation(steps)))
             object.__setattr__(self, "cached", cached)
         return cached[1]
 

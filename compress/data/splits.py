@@ -4,9 +4,12 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+
+import numpy as np
 
 from compress.data.columns import USUAL, Columns
 from compress.data.datasets_library import is_saved_dataset, is_saved_split, read_datasets
@@ -17,8 +20,12 @@ from compress.data.examples import (
     Example,
     Splits,
     are_relations,
+    classes_of,
     examples_fingerprint,
     is_multi_label,
+    normalised,
+    normalised_text,
+    number_of,
 )
 from compress.data.file_formats import SUFFIXES, suffix_of
 from compress.data.labelled_files import ENTITIES_AS_JSON, LabelledFile, faults_of, no_rows, read_file, read_names
@@ -27,10 +34,15 @@ from compress.data.task import Task
 from compress.data.teacher_labels import CachedLabels, TeacherLabels
 from compress.input_errors import Faults
 from serve.errors import BadInput
+from serve.wording import counted
 
 # train-00000-of-00002.parquet, or with a hash behind it: how the Hub names the parts of a split.
 PART = re.compile(r"(.+)-(\d{1,9})-of-(\d{1,9})(?:-[0-9a-f]+)?")
 SHOWN_NAMES = 10
+HELD_OUT = 0.1  # share of train for validation, where that has no file
+APART = 0.25  # share of validation for promises alone
+LEAST_CHOSEN_ON = 300  # texts that this leaves for choices
+HALF = 0.5
 
 
 def read_splits(
@@ -98,7 +110,7 @@ def splits_of(
     """The splits `found` in `data` by name; where there is none for validation, a part of train is held out.
 
     Raises:
-        BadInput: train has one text, and validation none.
+        BadInput: train has one text, however often, and validation none.
     """
     held_out = "validation" not in found
     if held_out and len(found["train"]) < 2:
@@ -268,22 +280,99 @@ def _answered(teacher: TeacherLabels, others: list[Example]) -> list[Example]:
 
 
 def hold_out(train: list[Example], seed: int) -> tuple[list[Example], list[Example]]:
-    """Train without a tenth, and this tenth. Questions about one context stay together."""
-    if train[0].answers is not None and len({example.text_pair for example in train}) > 1:
-        return _hold_out_contexts(train, seed)
-    order = sorted(range(len(train)), key=lambda i: hashlib.sha256(f"{seed}:{i}:{train[i].text}".encode()).digest())
-    held = set(order[: max(1, len(train) // 10)])
-    return [e for i, e in enumerate(train) if i not in held], [e for i, e in enumerate(train) if i in held]
+    """Train without a tenth, and this tenth, as `parts_of` chooses it.
+
+    Raises:
+        BadInput: there is only one text, however often.
+    """
+    held = parts_of(train, (1 - HELD_OUT, HELD_OUT), seed) == 1
+    if not held.any() or held.all():
+        raise BadInput(
+            f"All {len(train):,} rows of train have one text, and there is no validation split. Add texts to train, or a file "
+            "validation.jsonl."
+        )
+    return [e for e, out in zip(train, held, strict=True) if not out], [
+        e for e, out in zip(train, held, strict=True) if out
+    ]
 
 
-def _hold_out_contexts(train: list[Example], seed: int) -> tuple[list[Example], list[Example]]:
-    questions = Counter(example.text_pair for example in train)
-    order = sorted(questions, key=lambda context: hashlib.sha256(f"{seed}:{context}".encode()).digest())
-    held: set[str | None] = set()
-    left = max(1, len(train) // 10)
-    for context in order[:-1]:
-        held.add(context)
-        left -= questions[context]
-        if left <= 0:
-            break
-    return [e for e in train if e.text_pair not in held], [e for e in train if e.text_pair in held]
+def set_apart(splits: Splits, seed: int) -> Splits:
+    """`splits` with a quarter of validation in `apart`; as they are where that leaves validation fewer than `LEAST_CHOSEN_ON` texts.
+
+    Of the quarter, texts that train or test has too are left out.
+    """
+    quarter = parts_of(splits.validation, (1 - APART, APART), seed) == 1
+    if (~quarter).sum() < LEAST_CHOSEN_ON:
+        return splits
+    known = {normalised(example) for example in (*splits.train, *splits.test)}
+    apart = [e for e, ours in zip(splits.validation, quarter, strict=True) if ours and normalised(e) not in known]
+    return replace(
+        splits,
+        validation=[e for e, ours in zip(splits.validation, quarter, strict=True) if not ours],
+        apart=apart,
+        fingerprint=hashlib.sha256(f"{splits.fingerprint} {examples_fingerprint(apart)}".encode()).hexdigest(),
+        notes=(
+            *splits.notes,
+            f"{counted(len(apart), 'text of validation is', 'texts of validation are')} set apart for promises: nothing else reads them.",
+        ),
+    )
+
+
+def parts_of(examples: Sequence[Example], shares: Sequence[float], seed: int) -> np.ndarray:
+    """The part (from 0) of each example, (examples,), at random by `seed`.
+
+    Examples with one text (`normalised_text`), or with one context if they are questions, share a part. Each part gets its share of every
+    class or range of numbers, to the nearest text. Where the first share is more than a half, as that of train, the first part has every
+    label.
+
+    Args:
+        examples: all of one kind.
+        shares: of each part; they sum to 1.
+        seed: two seeds give two divisions.
+    """
+    groups: dict[str, list[int]] = {}
+    for i, name in enumerate(_group_names(examples)):
+        groups.setdefault(name, []).append(i)
+    labels = {name: {label for i in group for label in _labels_of(examples[i])} for name, group in groups.items()}
+    texts = Counter(label for each in labels.values() for label in each)
+    numbers = isinstance(examples[0].label, float)
+
+    def place(name: str) -> tuple[float, str, bytes]:
+        drawn = hashlib.sha256(f"{seed}:{name}".encode("utf-8", "surrogatepass")).digest()
+        if numbers:
+            return sum(number_of(examples[i]) for i in groups[name]) / len(groups[name]), "", drawn
+        rarest = min(labels[name], key=lambda label: (texts[label], label), default="")
+        return texts[rarest], rarest, drawn
+
+    parts = np.zeros(len(examples), dtype=np.int64)
+    filled, known = np.zeros(len(shares)), set[str]()
+    order = sorted(groups, key=place)
+    for number, name in enumerate(order):
+        # The part that lacks most of its share of the texts until here: of one class after the other, so of each class too.
+        lacking = np.asarray(shares) * (filled.sum() + len(groups[name])) - filled
+        part = int(lacking.argmax())
+        if HALF < shares[0] < 1:
+            none_yet = number and number == len(order) - 1 and not filled[1:].any()
+            part = 1 if none_yet else part if labels[name] <= known or numbers else 0
+            known |= labels[name] if part == 0 else set()
+        filled[part] += len(groups[name])
+        parts[groups[name]] = part
+    return parts
+
+
+def _group_names(examples: Sequence[Example]) -> list[str]:
+    """What examples of one group have in common."""
+    first = examples[0]
+    if first.answers is not None and len({example.text_pair for example in examples}) > 1:
+        return [normalised_text(example.text_pair or "") for example in examples]
+    if first.answers is None and first.label is None and first.entities is None:  # the second text is to be generated
+        return [normalised_text(example.text) for example in examples]
+    # Relations of one sentence differ in what is marked alone.
+    return [f"{normalised_text(example.text)}\0{normalised_text(example.text_pair or '')}" for example in examples]
+
+
+def _labels_of(example: Example) -> set[str]:
+    """The names of its classes, or of what its entities are."""
+    if example.entities is not None:
+        return {entity.label for entity in example.entities}
+    return set() if example.label is None or isinstance(example.label, float) else {*classes_of(example)}

@@ -15,7 +15,7 @@ import numpy as np
 from compress.data.answer_rows import HALF, MOST_SUM, Answer, answer_in, named_in, with_tags_as
 from compress.data.columns import USUAL, Columns
 from compress.data.encoded import Encoded
-from compress.data.examples import Example, classes_of
+from compress.data.examples import Example, classes_of, normalised
 from compress.data.file_formats import SUFFIXES, rows_in, suffix_of
 from compress.data.labelled_files import check_there
 from compress.data.row_fields import BadRows, Fault, UnreadableFrom, note
@@ -56,7 +56,7 @@ class TeacherLabels:
         return self.asked[1] or " and ".join(Path(file).name for file in self.files)
 
     def without(self, examples: Iterable[Example], label: str = "") -> "TeacherLabels":
-        """The answers to all texts but those of `examples`, whatever blanks are around them, and those whose answer is `label`."""
+        """The answers to all texts but those of `examples`, compared normalised, and those whose answer is `label`."""
         held = CachedLabels(examples)
         kept = {
             key: answer
@@ -236,19 +236,13 @@ def read_teacher_labels(paths: Sequence[Path], task: Task, columns: Columns = US
 
 
 class CachedLabels:
-    """Texts that must not be learned. `in` compares without the blanks around a text."""
+    """Texts that must not be learned. `in` compares them normalised."""
 
     def __init__(self, examples: Iterable[Example]) -> None:
-        self._texts = {each for example in examples for each in _bare(example)}
+        self._texts = {*map(normalised, examples)}
 
     def __contains__(self, example: Example) -> bool:
-        return any(each in self._texts for each in _bare(example))
-
-
-def _bare(example: Example) -> set[tuple[str, str]]:
-    """The text as it is given and as it is read, with the second of a pair, without blanks around them."""
-    pair = (example.text_pair or "").strip()
-    return {(example.text_read.strip(), pair), *([] if example.head else [(example.text.strip(), pair)])}
+        return normalised(example) in self._texts
 
 
 def _names_alone(answer: Answer) -> bool:

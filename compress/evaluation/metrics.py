@@ -1,6 +1,7 @@
 """A task's metric, its bootstrap interval, and the paired interval of a difference. No torch.
 
-A metric counts each text on its own and is a function of the summed counts, so that resamples of texts are sums of rows.
+A metric counts each text on its own and is a function of the summed counts, so that resamples of texts are sums of rows. Texts of one
+cluster, such as the questions of a context, are drawn together (`compress.data.examples.clusters_of`).
 Entities: micro F1 over exact spans (start, end and label must match), the CoNLL shared task's measure. Where the text came as words, a span
 that a model finds counts as the words that it touches, so that scores are those of published words whatever the model's tokens.
 Classes: accuracy; if any number of labels may apply to a text, micro F1 over pairs of a text and a label.
@@ -51,6 +52,16 @@ class Score:
 
 
 @dataclass(frozen=True)
+class Gain(Score):
+    """The mean difference of pairs of trainings, with its interval over draws, seeds and texts."""
+
+    supported: bool
+    """Whether there are several pairs, the lower end is above 0, and so is the mean of each draw."""
+    seeds: list[float]
+    """The difference of each pair, draw after draw."""
+
+
+@dataclass(frozen=True)
 class Metric(ABC):
     """A metric of answers to texts: `rows` counts each text, and `of` is its value from the summed counts."""
 
@@ -72,7 +83,9 @@ class Metric(ABC):
         """For each label: precision, recall, f1 and support (how often it occurs in the gold); none where answers are no labels."""
         return {}
 
-    def further_scores(self, gold: Answers, predicted: Answers, *, seed: int = 0) -> dict[str, Score]:
+    def further_scores(
+        self, gold: Answers, predicted: Answers, *, seed: int = 0, clusters: np.ndarray | None = None
+    ) -> dict[str, Score]:
         """Other scores of the same answers, by name."""
         return {}
 
@@ -86,25 +99,34 @@ class Metric(ABC):
         """The metric of the texts that `rows` are of."""
         return float(self.of(rows.sum(axis=0)))
 
-    def score(self, gold: Answers, predicted: Answers, *, seed: int = 0) -> Score:
-        """The metric with its interval: percentile bootstrap over texts (Efron 1979)."""
-        return self.interval_of(self.counts(gold, predicted), seed=seed)
+    def score(self, gold: Answers, predicted: Answers, *, seed: int = 0, clusters: np.ndarray | None = None) -> Score:
+        """The metric with its interval: percentile bootstrap over texts (Efron 1979), or over their `clusters`, the number of each's."""
+        return self.interval_of(self.counts(gold, predicted), seed=seed, clusters=clusters)
 
-    def interval_of(self, rows: np.ndarray, *, seed: int = 0) -> Score:
+    def interval_of(self, rows: np.ndarray, *, seed: int = 0, clusters: np.ndarray | None = None) -> Score:
         """The metric of the rows that `counts` gives, with its interval as in `score`."""
-        return score_of(self.value(rows), self.of(_resampled([rows], seed)[0]))
+        return score_of(self.value(rows), self.of(_resampled([rows], seed, clusters)[0]))
 
-    def difference(self, gold: Answers, a: Answers, b: Answers, *, seed: int = 0) -> Score:
+    def difference(
+        self, gold: Answers, a: Answers, b: Answers, *, seed: int = 0, clusters: np.ndarray | None = None
+    ) -> Score:
         """The metric of `a` minus that of `b`, with its paired bootstrap interval: both are scored on the same resampled texts.
 
-        The data supports a difference if the interval excludes 0.
+        These two models differ if the interval excludes 0; of the methods that trained them it says nothing, see `gain`.
         """
         rows_a, rows_b = self.counts(gold, a), self.counts(gold, b)
-        resampled_a, resampled_b = _resampled([rows_a, rows_b], seed)
+        resampled_a, resampled_b = _resampled([rows_a, rows_b], seed, clusters)
         value = self.of(rows_a.sum(axis=0)) - self.of(rows_b.sum(axis=0))
         return score_of(float(value), self.of(resampled_a) - self.of(resampled_b))
 
-    def mean_score(self, rows: Sequence[np.ndarray], *, less: Sequence[np.ndarray] = (), seed: int = 0) -> Score:
+    def mean_score(
+        self,
+        rows: Sequence[np.ndarray],
+        *,
+        less: Sequence[np.ndarray] = (),
+        seed: int = 0,
+        clusters: np.ndarray | None = None,
+    ) -> Score:
         """The mean metric of several trainings on the same texts, minus that of others, with its bootstrap interval.
 
         All trainings are scored on the same resampled texts, so the interval covers other texts, not other seeds.
@@ -113,14 +135,19 @@ class Metric(ABC):
             rows: the result of `counts` for each training.
             less: the same for the trainings to subtract; empty for the mean itself.
             seed: of the resampling.
+            clusters: the number of each text's, if not all are apart.
         """
-        return score_of(*self.mean_metric(rows, less, seed))
+        return score_of(*self.mean_metric(rows, less, seed, clusters))
 
     def mean_metric(
-        self, rows: Sequence[np.ndarray], less: Sequence[np.ndarray], seed: int
+        self,
+        rows: Sequence[np.ndarray],
+        less: Sequence[np.ndarray],
+        seed: int,
+        clusters: np.ndarray | None = None,
     ) -> tuple[float, np.ndarray]:
         """The mean metric of `rows` minus that of `less`, and the same of each resample, (RESAMPLES,)."""
-        resampled = [self.of(sums) for sums in _resampled([*rows, *less], seed)]
+        resampled = [self.of(sums) for sums in _resampled([*rows, *less], seed, clusters)]
         whole = [self.value(one) for one in (*rows, *less)]
 
         def apart(values: Sequence[Any]) -> Any:
@@ -142,7 +169,9 @@ class Metric(ABC):
             strangers[text] = predicted[other]
         return max(self.value(self.counts(gold, answers)) for answers in (strangers, *constant))
 
-    def by_language(self, languages: Sequence[str], gold: Answers, predicted: Answers) -> dict[str, Score]:
+    def by_language(
+        self, languages: Sequence[str], gold: Answers, predicted: Answers, clusters: np.ndarray | None = None
+    ) -> dict[str, Score]:
         """The score of the texts of each of `languages` (one a text), sorted by name; empty where fewer than two are named.
 
         Texts without a language count under the empty name. A language needs `fewest_texts`: a correlation of two texts is 1 or -1.
@@ -153,7 +182,11 @@ class Metric(ABC):
         if len(set(places) - {""}) < 2:
             return {}
         return {
-            language: self.score([gold[i] for i in chosen], [predicted[i] for i in chosen])
+            language: self.score(
+                [gold[i] for i in chosen],
+                [predicted[i] for i in chosen],
+                clusters=None if clusters is None else clusters[chosen],
+            )
             for language, chosen in sorted(places.items())
             if len(chosen) >= self.fewest_texts
         }
@@ -219,9 +252,11 @@ class MacroF1(Metric):
 class Accuracy(ItemF1):
     """The share of texts whose class is right."""
 
-    def further_scores(self, gold: Answers, predicted: Answers, *, seed: int = 0) -> dict[str, Score]:
+    def further_scores(
+        self, gold: Answers, predicted: Answers, *, seed: int = 0, clusters: np.ndarray | None = None
+    ) -> dict[str, Score]:
         """`macro_f1`, to which each class counts alike."""
-        return {MACRO_F1.name: MACRO_F1.score(gold, predicted, seed=seed)}
+        return {MACRO_F1.name: MACRO_F1.score(gold, predicted, seed=seed, clusters=clusters)}
 
 
 ENTITY_F1, ACCURACY, MICRO_F1, MACRO_F1 = (
@@ -232,27 +267,76 @@ ENTITY_F1, ACCURACY, MICRO_F1, MACRO_F1 = (
 )
 
 
+class Pairs(NamedTuple):
+    """Trainings of a method on one task, and those without it that share draw, seed and start, in the same order."""
+
+    metric: Metric
+    ours: Sequence[np.ndarray]
+    """The result of `counts` for each training."""
+    theirs: Sequence[np.ndarray]
+    clusters: np.ndarray | None = None
+
+
+def gain(draws: Sequence[Sequence[Pairs]], *, seed: int = 0) -> Gain:
+    """What a method is worth: the mean difference of its trainings and those without it, with a hierarchical bootstrap interval.
+
+    Draws of the training texts are resampled, within each of them seeds, and the clusters of the texts that all are scored on (Davison and
+    Hinkley, "Bootstrap methods and their application", 1997, section 3.8). The mean of a draw is over its tasks, whose seeds go together.
+
+    Args:
+        draws: of each draw the pairs of every task, with as many seeds; of a task with more the others are left out.
+        seed: of the resampling.
+    """
+    generator = np.random.default_rng(seed)
+    values: list[np.ndarray] = []  # of each draw (seeds,)
+    over_texts: list[np.ndarray] = []  # of each draw (seeds, RESAMPLES)
+    for tasks in draws:
+        seeds = min(min(len(pairs.ours), len(pairs.theirs)) for pairs in tasks)
+        found = []
+        for i, (metric, ours, theirs, clusters) in enumerate(tasks):
+            sums = _resampled([*ours[:seeds], *theirs[:seeds]], seed + i, clusters)
+            both = [
+                (metric.value(each), metric.of(drawn))
+                for each, drawn in zip((*ours[:seeds], *theirs[:seeds]), sums, strict=True)
+            ]
+            found.append([(a[0] - b[0], a[1] - b[1]) for a, b in zip(both[:seeds], both[seeds:], strict=True)])
+        values.append(np.mean([[value for value, _ in task] for task in found], axis=0))
+        over_texts.append(np.mean([[drawn for _, drawn in task] for task in found], axis=0))
+    total = np.zeros(RESAMPLES)
+    for _ in draws:
+        of_draw = [
+            (generator.multinomial(len(each), np.full(len(each), 1 / len(each)), RESAMPLES).T * each).sum(axis=0)
+            / len(each)
+            for each in over_texts
+        ]
+        total += np.array(of_draw)[generator.integers(len(draws), size=RESAMPLES), np.arange(RESAMPLES)]
+    means = [float(each.mean()) for each in values]
+    interval = score_of(float(np.mean(means)), total / len(draws))
+    several = sum(map(len, values)) > 1
+    supported = several and interval.low > 0 and min(means) > 0
+    return Gain(interval.value, interval.low, interval.high, supported, np.concatenate(values).tolist())
+
+
 def mean_over_tasks(
     metrics: Sequence[Metric],
     tasks: Sequence[Sequence[np.ndarray]],
     *,
-    less: Sequence[Sequence[np.ndarray]] = (),
+    clusters: Sequence[np.ndarray | None] | None = None,
     seed: int = 0,
 ) -> Score:
-    """The mean over tasks of `Metric.mean_score`, minus that of other trainings, with its bootstrap interval.
+    """The mean over tasks of `Metric.mean_score`, with its bootstrap interval.
 
     The texts of each task are resampled apart from those of the others.
 
     Args:
         metrics: of each task.
         tasks: for each task what `mean_score` takes as `rows`.
-        less: for each task the trainings to subtract; empty for the mean itself.
+        clusters: for each task what `mean_score` takes; none if all texts are apart.
         seed: of the resampling.
     """
-    subtracted = less or [()] * len(tasks)
     found = [
-        metric.mean_metric(rows, others, seed + i)
-        for i, (metric, rows, others) in enumerate(zip(metrics, tasks, subtracted, strict=True))
+        metric.mean_metric(rows, (), seed + i, of_texts)
+        for i, (metric, rows, of_texts) in enumerate(zip(metrics, tasks, clusters or len(tasks) * [None], strict=True))
     ]
     return score_of(
         float(np.mean([value for value, _ in found])), np.mean([resampled for _, resampled in found], axis=0)
@@ -275,20 +359,26 @@ def _label(item: str | tuple[int, int, str]) -> str:
     return item if isinstance(item, str) else item[-1]
 
 
-def _resampled(rows: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
-    """Summed counts of each of `rows` (texts, columns) over the same resampled texts: (RESAMPLES, columns) each."""
+def _resampled(rows: Sequence[np.ndarray], seed: int, clusters: np.ndarray | None = None) -> list[np.ndarray]:
+    """Summed counts of each of `rows` (texts, columns) over the same resampled texts or clusters: (RESAMPLES, columns) each."""
     sums: list[list[np.ndarray]] = [[] for _ in rows]
-    for weights in resamples(len(rows[0]), seed):
+    for weights in resamples(len(rows[0]), seed, clusters):
         for found, counted in zip(sums, rows, strict=True):
             found.append(weights @ counted)
     return [np.concatenate(found) for found in sums]
 
 
-def resamples(texts: int, seed: int = 0) -> Iterator[np.ndarray]:
-    """How often each of `texts` is drawn in each of `RESAMPLES` resamples: (100, texts), 100 at a time to limit memory."""
+def resamples(texts: int, seed: int = 0, clusters: np.ndarray | None = None) -> Iterator[np.ndarray]:
+    """How often each of `texts` is drawn in each of `RESAMPLES` resamples: (100, texts), 100 at a time to limit memory.
+
+    Texts of one number in `clusters` (texts,) are drawn together.
+    """
     generator = np.random.default_rng(seed)
+    of_text = None if clusters is None else np.unique(clusters, return_inverse=True)[1]
+    number = texts if of_text is None else int(of_text.max(initial=-1)) + 1
     for _ in range(RESAMPLES // 100):
-        yield generator.multinomial(texts, np.full(texts, 1 / texts), size=100)
+        drawn = generator.multinomial(number, np.full(number, 1 / number), size=100)
+        yield drawn if of_text is None else drawn[:, of_text]
 
 
 def distance(expected: np.ndarray, actual: np.ndarray, *, multi_label: bool) -> tuple[float, float]:

@@ -35,9 +35,11 @@ class Pearson(Correlation):
         x, y = (_centred(np.array(numbers, dtype=np.float64)) for numbers in (gold, predicted))
         return np.stack([np.ones(len(x)), x, y, x * x, y * y, x * y], axis=-1)
 
-    def further_scores(self, gold: Answers, predicted: Answers, *, seed: int = 0) -> dict[str, Score]:
+    def further_scores(
+        self, gold: Answers, predicted: Answers, *, seed: int = 0, clusters: np.ndarray | None = None
+    ) -> dict[str, Score]:
         """See `number_scores`."""
-        return number_scores(gold, predicted, seed=seed)
+        return number_scores(gold, predicted, seed=seed, clusters=clusters)
 
 
 PEARSON = Pearson("pearson", FEWEST_NUMBERS, "numbers")
@@ -50,13 +52,16 @@ def _centred(numbers: np.ndarray) -> np.ndarray:
     return np.asarray(numbers - numbers.mean())
 
 
-def number_scores(gold: Sequence[Prediction], predicted: Sequence[Prediction], *, seed: int = 0) -> dict[str, Score]:
+def number_scores(
+    gold: Sequence[Prediction], predicted: Sequence[Prediction], *, seed: int = 0, clusters: np.ndarray | None = None
+) -> dict[str, Score]:
     """By name: `spearman` and `mean_squared_error`, with the percentile bootstrap intervals that `score` gives.
 
     Args:
         gold: the correct answer to each text, a number.
         predicted: a model's answer.
         seed: of the resampling.
+        clusters: the number of each text's, if not all are apart.
     """
     right, said = as_numbers(gold), as_numbers(predicted)
     squares = (said - right) ** 2
@@ -76,7 +81,7 @@ def number_scores(gold: Sequence[Prediction], predicted: Sequence[Prediction], *
         "mean_squared_error": mean_squared_error,
     }
     once = np.ones((1, len(right)))
-    found = {name: [of(weights) for weights in resamples(len(right), seed)] for name, of in scores.items()}
+    found = {name: [of(weights) for weights in resamples(len(right), seed, clusters)] for name, of in scores.items()}
     return {name: score_of(float(of(once)[0]), np.concatenate(found[name])) for name, of in scores.items()}
 
 

@@ -139,15 +139,18 @@ class AnswerF1(Metric):
         """The mean from sums `(..., 2)`."""
         return np.asarray(sums[..., 0] / np.maximum(sums[..., 1], 1))
 
-    def further_scores(self, gold: Answers, predicted: Answers, *, seed: int = 0) -> dict[str, Score]:
+    def further_scores(
+        self, gold: Answers, predicted: Answers, *, seed: int = 0, clusters: np.ndarray | None = None
+    ) -> dict[str, Score]:
         """`exact_match`, and the F1 where there is an answer and where there is none."""
         right = cast(Sequence[Acceptable], gold)
-        found = {"exact_match": self.interval_of(_means(exact, right, predicted), seed=seed)}
+        found = {"exact_match": self.interval_of(_means(exact, right, predicted), seed=seed, clusters=clusters)}
         for name, there in (("f1_with_answer", True), ("f1_without_answer", False)):
             chosen = [i for i, each in enumerate(right) if bool(each.texts) is there]
             if chosen and len(chosen) < len(right):
                 rows = _means(word_f1, [right[i] for i in chosen], [predicted[i] for i in chosen])
-                found[name] = self.interval_of(rows, seed=seed)
+                of_chosen = None if clusters is None else clusters[chosen]
+                found[name] = self.interval_of(rows, seed=seed, clusters=of_chosen)
         return found
 
 

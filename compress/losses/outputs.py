@@ -41,7 +41,14 @@ def mean_over_tokens(rows: Tensor, mask: Tensor) -> Tensor:
     return torch.where(numbers > 0, rows * weights, torch.zeros_like(rows)).sum()
 
 
-def label_loss(logits: Tensor, targets: Tensor, smoothing: float = 0.0, class_weights: Tensor | None = None) -> Tensor:
+def label_loss(
+    logits: Tensor,
+    targets: Tensor,
+    smoothing: float = 0.0,
+    class_weights: Tensor | None = None,
+    *,
+    of_all: bool = False,
+) -> Tensor:
     """Cross-entropy with labels, mean over the rows that have one; 0 if no row has.
 
     If any number of labels may apply to a row it is the binary cross-entropy of each label, mean over labels and rows. For numbers it
@@ -53,21 +60,22 @@ def label_loss(logits: Tensor, targets: Tensor, smoothing: float = 0.0, class_we
             float (rows,), NaN where there is none; or of questions, int (rows, 3).
         smoothing: of rows with one label each: the share of the target that all labels have evenly (Szegedy et al. 2016, section 7).
         class_weights: of rows with one label each: the weight of those of each label, (labels,). The sum is divided by the number of rows.
+        of_all: whether the sum over rows, or windows, with a label is divided by the number of all of them.
     """
     if are_spans(targets):
-        return span_loss(logits, targets)
+        return span_loss(logits, targets, of_all=of_all)
     if are_numbers(targets):
         known = labelled_rows(targets)
         squares = (full(logits)[:, 0] - torch.where(known, targets, torch.zeros_like(targets))).square()
-        return torch.where(known, squares, torch.zeros_like(squares)).sum() / known.sum().clamp(min=1)
+        return _mean(torch.where(known, squares, torch.zeros_like(squares)).sum(), known, of_all=of_all)
     if targets.ndim == 2:
         known = targets != IGNORED
         each = functional.binary_cross_entropy_with_logits(full(logits), targets.clamp(min=0), reduction="none")
-        return torch.where(known, each, torch.zeros_like(each)).sum() / known.sum().clamp(min=1)
+        return _mean(torch.where(known, each, torch.zeros_like(each)).sum(), known, of_all=of_all)
     rows = label_rows(logits, targets, smoothing)
     if class_weights is not None:
         rows = rows * class_weights[targets.clamp(min=0)]
-    return rows.sum() / (targets != IGNORED).sum().clamp(min=1)
+    return _mean(rows.sum(), targets != IGNORED, of_all=of_all)
 
 
 def label_rows(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -78,7 +86,11 @@ def label_rows(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tenso
     return rows
 
 
-def span_loss(logits: Tensor, targets: Tensor) -> Tensor:
+def _mean(sums: Tensor, known: Tensor, *, of_all: bool) -> Tensor:
+    return sums / max(1, known.numel()) if of_all else sums / known.sum().clamp(min=1)
+
+
+def span_loss(logits: Tensor, targets: Tensor, *, of_all: bool = False) -> Tensor:
     """The cross-entropy of an answer's start and of its end among the rows of its window: the mean of both, then over labelled windows.
 
     0 if no window has a label. Devlin et al. 2019, "BERT", section 4.2.
@@ -86,26 +98,35 @@ def span_loss(logits: Tensor, targets: Tensor) -> Tensor:
     Args:
         logits: (rows, 2), of start and end.
         targets: int (rows, 3), 1 for the first row of a window, the row of the start, the row of the end.
+        of_all: whether the mean is over all windows.
     """
     ends = targets[:, 1:]
+    number = 2 * targets[:, 0].sum() if of_all else ends.sum()
     log_shares = _log_softmax_by_window(full(logits), targets[:, 0].cumsum(0) - 1)
-    return -torch.where(ends == 1, log_shares, torch.zeros_like(log_shares)).sum() / ends.sum().clamp(min=1)
+    return -torch.where(ends == 1, log_shares, torch.zeros_like(log_shares)).sum() / number.clamp(min=1)
 
 
-def soft_span_loss(teacher_logits: Tensor, student_logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
+def soft_span_loss(
+    teacher_logits: Tensor, student_logits: Tensor, targets: Tensor, temperature: float, labelled_weight: float = 1.0
+) -> Tensor:
     """`T^2 KL(teacher || student)` of where an answer starts and of where it ends: the mean of both, then over windows; 0 if they agree.
 
     Args:
         teacher_logits: (rows, 2), no gradient.
         student_logits: (rows, 2).
-        targets: int (rows, 3), as in `span_loss`; only the first column is read.
+        targets: int (rows, 3), as in `span_loss`.
         temperature: above 0.
+        labelled_weight: of windows with a label; that of the others is 1.
     """
     window = targets[:, 0].cumsum(0) - 1
     theirs, ours = (
         _log_softmax_by_window(full(each) / temperature, window) for each in (teacher_logits, student_logits)
     )
-    return temperature**2 * (theirs.exp() * (theirs - ours)).sum() / (2 * targets[:, 0].sum()).clamp(min=1)
+    windows = targets[:, 0].sum()
+    known = labelled_rows(targets).to(ours.dtype)
+    of_window = known.new_zeros(int(windows)).index_add(0, window, known)[window]  # 1 for each row of a labelled window
+    rows = (theirs.exp() * (theirs - ours)).sum(dim=-1) * (1 - (1 - labelled_weight) * of_window)
+    return temperature**2 * rows.sum() / (2 * windows).clamp(min=1)
 
 
 def _log_softmax_by_window(logits: Tensor, window: Tensor) -> Tensor:
@@ -119,9 +140,12 @@ def _log_softmax_by_window(logits: Tensor, window: Tensor) -> Tensor:
     return shifted - sums.log()[window]
 
 
-def soft_label_loss(teacher_logits: Tensor, student_logits: Tensor, temperature: float) -> Tensor:
-    """The mean of `soft_label_rows`; 0 if they agree."""
-    return _mean(soft_label_rows(teacher_logits, student_logits, temperature))
+def soft_label_loss(
+    teacher_logits: Tensor, student_logits: Tensor, temperature: float, weights: Tensor | float = 1.0
+) -> Tensor:
+    """The mean of `soft_label_rows`, each taken `weights` times, (rows,); 0 if they agree."""
+    rows = soft_label_rows(teacher_logits, student_logits, temperature)
+    return (weights * rows).sum() / max(rows.numel(), 1)
 
 
 def soft_label_rows(teacher_logits: Tensor, student_logits: Tensor, temperature: float) -> Tensor:
@@ -140,12 +164,9 @@ def soft_label_rows(teacher_logits: Tensor, student_logits: Tensor, temperature:
     return temperature**2 * rows
 
 
-def _mean(rows: Tensor) -> Tensor:
-    """The mean of `rows` (rows,); 0 of none."""
-    return rows.sum() / max(rows.numel(), 1)
-
-
-def soft_multi_label_loss(teacher_logits: Tensor, student_logits: Tensor, temperature: float) -> Tensor:
+def soft_multi_label_loss(
+    teacher_logits: Tensor, student_logits: Tensor, temperature: float, weights: Tensor | float = 1.0
+) -> Tensor:
     """`T^2 KL(sigmoid(teacher / T) || sigmoid(student / T))` of each label, mean over labels and rows; 0 if they agree.
 
     It is `soft_label_loss` for rows to which any number of labels may apply: each label is a distribution over yes and no.
@@ -154,32 +175,44 @@ def soft_multi_label_loss(teacher_logits: Tensor, student_logits: Tensor, temper
         teacher_logits: (rows, labels), no gradient.
         student_logits: (rows, labels).
         temperature: above 0.
+        weights: of rows and labels, (rows, labels).
     """
     theirs, ours = full(teacher_logits) / temperature, full(student_logits) / temperature
     yes = functional.logsigmoid(theirs) - functional.logsigmoid(ours)
     no = functional.logsigmoid(-theirs) - functional.logsigmoid(-ours)
     each = theirs.sigmoid() * yes + (-theirs).sigmoid() * no
-    return temperature**2 * each.sum() / max(each.numel(), 1)
+    return temperature**2 * (weights * each).sum() / max(each.numel(), 1)
 
 
-def soft_number_loss(teacher_numbers: Tensor, student_numbers: Tensor) -> Tensor:
-    """`(student - teacher)^2`, mean over rows; 0 if they agree. Both are (rows, 1); the teacher's has no gradient."""
-    return _mean((full(student_numbers) - full(teacher_numbers)).square())
+def soft_number_loss(teacher_numbers: Tensor, student_numbers: Tensor, weights: Tensor | float = 1.0) -> Tensor:
+    """`(student - teacher)^2`, mean over rows; 0 if they agree. Both are (rows, 1); the teacher's has no gradient.
+
+    `weights` are those of the rows, (rows,).
+    """
+    rows = (full(student_numbers) - full(teacher_numbers)).square()[:, 0]
+    return (weights * rows).sum() / max(rows.numel(), 1)
 
 
-def soft_loss(teacher_logits: Tensor, student_logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    """`soft_span_loss` for questions, `soft_number_loss` for numbers, `soft_multi_label_loss` for (rows, labels), or `soft_label_loss`."""
+def soft_loss(
+    teacher_logits: Tensor, student_logits: Tensor, targets: Tensor, temperature: float, *, labelled_weight: float = 1.0
+) -> Tensor:
+    """`soft_span_loss` for questions, `soft_number_loss` for numbers, `soft_multi_label_loss` for (rows, labels), or `soft_label_loss`.
+
+    Of a row, or window, with a label the loss is taken `labelled_weight` times.
+    """
     if are_spans(targets):
-        return soft_span_loss(teacher_logits, student_logits, targets, temperature)
+        return soft_span_loss(teacher_logits, student_logits, targets, temperature, labelled_weight)
+    weights = 1.0 if labelled_weight == 1 else 1 - (1 - labelled_weight) * labelled_rows(targets).float()
     if are_numbers(targets):
-        return soft_number_loss(teacher_logits, student_logits)
+        return soft_number_loss(teacher_logits, student_logits, weights)
     loss = soft_multi_label_loss if targets.ndim == 2 else soft_label_loss
-    return loss(teacher_logits, student_logits, temperature)
+    return loss(teacher_logits, student_logits, temperature, weights)
 
 
 def logit_loss(teacher_logits: Tensor, student_logits: Tensor) -> Tensor:
     """The mean of `logit_rows` (XtremeDistil, eq. 12)."""
-    return _mean(logit_rows(teacher_logits, student_logits))
+    rows = logit_rows(teacher_logits, student_logits)
+    return rows.sum() / max(rows.numel(), 1)
 
 
 def logit_rows(teacher_logits: Tensor, student_logits: Tensor) -> Tensor:

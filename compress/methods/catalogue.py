@@ -71,9 +71,12 @@ HEAD_STAGE = Stage("head for masked words", Objective(outputs=(VOCABULARY_LABELS
 
 
 def labels_and_soft_labels(share: float, temperature: float) -> Stage:
-    """Training on labels and on a teacher's logits, computed once, which have this share of the loss."""
-    soft = OutputTerm("kept soft labels", "classes", share, temperature)
-    return replace(LABELS, objective=Objective(outputs=(OutputTerm("labels", "classes", 1 - share), soft)))
+    """Training on labels and on a teacher's logits, computed once, which have this share of the loss of each labelled row.
+
+    Rows without a label have the whole of theirs from the teacher, unless the share is 0.
+    """
+    soft = OutputTerm("kept soft labels", "classes", share, temperature, shared=share > 0)
+    return replace(LABELS, objective=Objective(outputs=(OutputTerm("labels", "classes", 1 - share, shared=True), soft)))
 
 
 def with_class_weights(stage: Stage, targets: np.ndarray) -> Stage:

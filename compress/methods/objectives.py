@@ -82,6 +82,9 @@ class OutputTerm:
     weight: float = 1.0
     temperature: float = 1.0
     everywhere: bool = False
+    # Whether soft labels beside labels have the weight `weight` on labelled rows alone and 1 on the others, and labels their weight of
+    # all rows, so that each row counts alike.
+    shared: bool = False
     # Of one label: the share of the target that all labels have evenly (Szegedy et al. 2016, section 7).
     smoothing: float = 0.0
     # Of one label: the weight of each by index; empty: all alike.
@@ -272,15 +275,18 @@ def output_losses(
     for term in terms:
         if term.loss == "labels":
             weights = ours.new_tensor(term.class_weights, dtype=torch.float32) if term.class_weights else None
-            loss = label_loss(ours, targets, term.smoothing, weights)
+            loss = term.weight * label_loss(ours, targets, term.smoothing, weights, of_all=term.shared)
+        elif term.shared:
+            assert theirs is not None
+            loss = soft_loss(theirs, ours, targets, term.temperature, labelled_weight=term.weight)
         else:
             assert theirs is not None, f"{term.name} needs the teacher's logits"
-            loss = (
+            loss = term.weight * (
                 logit_loss(theirs, ours)
                 if term.loss == "logits"
                 else soft_loss(theirs, ours, targets, term.temperature)
             )
-        found[term.name] = term.weight * loss
+        found[term.name] = loss
     return found
 
 

@@ -154,7 +154,7 @@ def with_answers(inputs: TaskInputs, teacher: TeacherLabels) -> TaskInputs:
     if splits.answered:
         splits = _whole(inputs, teacher)
         inputs = replace(inputs, splits=splits)
-    held = CachedLabels((*splits.train, *splits.validation, *splits.test))
+    held = CachedLabels((*splits.train, *splits.validation, *splits.test, *splits.apart))
     others = [each for each in teacher.examples(multi_label=splits.multi_label) if each not in held]
     of_others = teacher.logits(inputs.encoded(others), others) if others else []
     further = [

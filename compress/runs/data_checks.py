@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from compress.data.columns import Columns
 from compress.data.encoded import text_warnings
-from compress.data.examples import SPLITS, Example, Splits, are_relations, check_kind, is_multi_label
+from compress.data.examples import SPLITS, Example, Splits, are_relations, check_kind, is_multi_label, normalised
 from compress.data.label_checks import label_warnings, some
 from compress.data.labelled_files import read_examples
 from compress.data.task import Task
@@ -87,9 +87,9 @@ def warnings_of(splits: Splits, tokenizer: Tokenizer, task: Task, max_length: in
             f"There is no validation file: {counted(len(splits.validation), 'text of train was', 'texts of train were')} held out instead."
         )
     found += label_warnings(splits, task)
-    where: dict[str, list[str]] = {}
+    where: dict[object, list[str]] = {}
     for split in SPLITS:
-        for text in dict.fromkeys(f"{each.text_read}\x00{each.text_pair or ''}" for each in getattr(splits, split)):
+        for text in dict.fromkeys(map(normalised, getattr(splits, split))):
             where.setdefault(text, []).append(split)
     shared = Counter(", ".join(names) for names in where.values() if len(names) > 1)
     found += [
@@ -153,12 +153,10 @@ def read_further(
     if (is_multi_label(every), are_relations(every)) != (splits[0].multi_label, splits[0].relations):
         raise BadInput(f"{flag} {file} has labels of another kind than the data. Give rows like those of --data.")
     known = {
-        example.text_or_pair for each in splits for rows in (each.train, each.validation, each.test) for example in rows
+        normalised(example) for each in splits for rows in (each.train, each.validation, each.test) for example in rows
     }
-    known |= set(read_otherwise)
-    new = list(
-        {example.text_or_pair: example for example in reversed(every) if example.text_or_pair not in known}.values()
-    )[::-1]
+    known |= {normalised(Example(text)) for text in read_otherwise}
+    new = list({key: e for e in reversed(every) if (key := normalised(e)) not in known}.values())[::-1]
     outside = [example for example in new if out_of_scope and example.label == out_of_scope]
     examples = [example for example in new if not (out_of_scope and example.label == out_of_scope)]
     if not new:
@@ -204,7 +202,8 @@ def refuse_in_scope(label: str, labels: Sequence[str], model: str) -> None:
 
 
 def _part(splits: Splits, label: str, *, outside: bool) -> Splits:
-    def chosen(examples: list[Example]) -> list[Example]:
+    def chosen(examples: Sequence[Example]) -> list[Example]:
         return [example for example in examples if (example.label == label) is outside]
 
-    return replace(splits, train=chosen(splits.train), validation=chosen(splits.validation), test=chosen(splits.test))
+    train, validation, test, apart = map(chosen, (splits.train, splits.validation, splits.test, splits.apart))
+    return replace(splits, train=train, validation=validation, test=test, apart=apart)

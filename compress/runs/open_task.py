@@ -13,7 +13,7 @@ from compress.data.columns import Columns, columns_of
 from compress.data.encoded import unknown_id_of, unknown_warning
 from compress.data.examples import Example, Splits
 from compress.data.sampler import subset
-from compress.data.splits import read_splits
+from compress.data.splits import read_splits, set_apart
 from compress.data.task import Task
 from compress.data.teacher_labels import TeacherLabels, read_teacher_labels
 from compress.data.texts import read_texts
@@ -53,6 +53,7 @@ def open_task(
     more_checks: Sequence[Callable[[], object]] = (),
     notify: Notify = silent,
     may_ask: bool = False,
+    sets_apart: bool = False,
 ) -> TaskInputs:
     """Open and check everything that `settings` name; nothing is written.
 
@@ -63,6 +64,7 @@ def open_task(
         more_checks: further checks of the caller; their faults are listed in the same message.
         notify: called with each event of progress.
         may_ask: whether the teacher may be a model that can be asked, but not opened; see `TaskInputs.answering`.
+        sets_apart: whether texts of validation are set apart, see `compress.data.splits.set_apart`.
 
     Raises:
         BadInput: every fault found, in one message.
@@ -80,7 +82,7 @@ def open_task(
         faults.check(check)
     faults.check(lambda: check_trackers(settings.trackers))
     columns = columns_of(settings)
-    splits, outside, answers = _data(settings, task, columns, faults) if task else (None, None, None)
+    splits, outside, answers = _data(settings, task, columns, faults, sets_apart) if task else (None, None, None)
     corpus = _texts(faults, settings.corpus, columns)
     unlabelled = [] if task and task.has_contexts else _texts(faults, settings.unlabelled, columns)
     labelled = tokenizer = chain = None
@@ -141,7 +143,21 @@ def open_task(
         notify,
         asked,
     )
-    return with_answers(inputs, answers) if answers else inputs
+    return check_batch(with_answers(inputs, answers) if answers else inputs)
+
+
+def check_batch(inputs: TaskInputs) -> TaskInputs:
+    """`inputs`, once it is checked that a batch has room for labelled texts beside those that only the teacher labels.
+
+    Raises:
+        BadInput: it has not.
+    """
+    if inputs.settings.batch == 1 and inputs.asks_soft_labels and inputs.in_domain_texts:
+        raise BadInput(
+            f"--batch 1 has no room for a labelled text beside one of the {counted(len(inputs.in_domain_texts), 'text')} that only the "
+            "teacher labels. Give 2 or more."
+        )
+    return inputs
 
 
 def _of_data(settings: TaskSettings, task: Task, splits: Splits) -> Task:
@@ -179,7 +195,7 @@ def _labels(
 
 
 def _data(
-    settings: TaskSettings, task: Task, columns: Columns, faults: Faults
+    settings: TaskSettings, task: Task, columns: Columns, faults: Faults, sets_apart: bool
 ) -> tuple[Splits | None, Splits | None, TeacherLabels | None]:
     """The texts of the splits, those of them that are out of scope, and a teacher's answers; None for what is not there or faulty."""
     if task.has_contexts:
@@ -193,6 +209,7 @@ def _data(
         return None, None, None
     read = partial(read_splits, settings.data, task, columns, seed=settings.seed, train_from=answers)
     splits = faults.check(partial(read, revision=settings.data_revision))
+    splits = set_apart(splits, settings.seed) if splits and sets_apart else splits
     if splits and settings.out_of_scope:
         return *(faults.check(partial(hold_out_label, splits, settings.out_of_scope)) or (None, None)), answers
     return splits, None, answers

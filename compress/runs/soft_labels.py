@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from compress import distributed
 from compress.data.align_labels import WordAnswer, added_up, align_labels
 from compress.data.encoded import Encoded
-from compress.data.examples import Example, number_of
+from compress.data.examples import Example
+from compress.data.splits import parts_of
 from compress.data.teacher_labels import word_logits
 from compress.evaluation.predictions import shared_row_logits
 from compress.models.pretrained import load, open_model
@@ -34,13 +35,8 @@ TRIAL = "trial.json"  # of a short training that tries one share of the soft lab
 
 
 def fold_of(examples: Sequence[Example], folds: int, seed: int) -> np.ndarray:
-    """The fold (from 0) of each example, (examples,): equal parts at random, each with its share of every class or range of numbers."""
-    drawn = np.random.default_rng(seed).permutation(len(examples))
-    numbers = isinstance(examples[0].label, float)
-    by_class = sorted(drawn.tolist(), key=lambda i: number_of(examples[i]) if numbers else str(examples[i].label))
-    folds_of = np.empty(len(examples), dtype=np.int64)
-    folds_of[by_class] = np.arange(len(examples)) % folds
-    return folds_of
+    """The fold (from 0) of each example, (examples,): equal parts, as `parts_of` chooses them."""
+    return parts_of(examples, [1 / folds] * folds, seed)
 
 
 def make_soft_labels(folder: Path, inputs: TaskInputs, teacher: Path, fold_teachers: Sequence[Path] = ()) -> None:
@@ -151,7 +147,7 @@ def soft_label_lines(soft_labels: dict[str, Any] | None) -> list[str]:
     if not soft_labels:
         return []
     tried = ", ".join(f"{one['share']:g}: {one['validation']:.4f}" for one in soft_labels["tried"])
-    share = f"Soft labels have a share of {soft_labels['share']:g} in the student's loss"
+    share = f"Soft labels have a share of {soft_labels['share']:g} in the student's loss on labelled texts"
     best = f", the better on validation after short trainings ({tried})" if tried else ""
     return [f"{share}{best}.", *confidence_lines(soft_labels["teacher_confidence"])]
 

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from compress.data.augment import augmented
 from compress.data.corpus import Piece, chunks
 from compress.data.encoded import Encoded
-from compress.data.examples import Example, Splits
+from compress.data.examples import Example, Splits, normalised, normalised_text
 from compress.data.task import Task
 from compress.data.teacher_labels import TeacherLabels
 from compress.evaluation.metrics import Score
@@ -119,6 +119,11 @@ class TaskInputs:
             return self.further
         made = augmented(self.splits.train, self.tokenizer, self.settings.augment, self.settings.seed)
         return [Example(text) for text in self.unlabelled] + unseen(made, self.splits)
+
+    @property
+    def has_unlabelled(self) -> bool:
+        """Whether there are texts of the task without labels, generated ones apart."""
+        return bool(self.unlabelled or self.further)
 
     @property
     def gives_answers_alone(self) -> bool:
@@ -298,10 +303,14 @@ def asks_soft_labels(settings: TaskSettings, chain: Chain) -> bool:
 
 
 def unseen(examples: list[Example], splits: Splits) -> list[Example]:
-    """`examples` without those whose text is in validation or test, which no training may read."""
-    others = (*splits.validation, *splits.test)
-    held = {text.strip() for example in others for text in (example.text, example.text_read, example.text_alone)}
-    asked = {example.text_or_pair for example in others if example.answers is not None}
-    if asked:  # a question may be asked about many contexts
-        return [e for e in examples if (e.text_or_pair not in asked if e.text_pair else e.text.strip() not in held)]
-    return [example for example in examples if example.text.strip() not in held]
+    """`examples` without those whose text, normalised, is in validation or test or set apart, which no training may read."""
+    others = (*splits.validation, *splits.test, *splits.apart)
+    texts = {text for example in others for text in (example.text, example.text_read, example.text_alone)}
+    held = {*map(normalised_text, texts)}
+    asked = {normalised(example) for example in others if example.answers is not None}
+    # A question may be asked about many contexts.
+    return [
+        e
+        for e in examples
+        if (normalised(e) not in asked if asked and e.text_pair else normalised_text(e.text) not in held)
+    ]

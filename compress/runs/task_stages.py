@@ -1,5 +1,6 @@
 """The stages of training on a task: teacher, the student's start, undistilled and distilled student, and which ships."""
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 
 from compress import distributed
 from compress.data.batches import TaskText
+from compress.data.examples import clusters_of
 from compress.data.label_checks import one_answer_warnings
 from compress.data.sampler import language_counts
 from compress.evaluation.predictions import shared_row_logits
@@ -32,8 +34,10 @@ from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
 
 # Shares of the soft labels in the loss of which one is chosen, where none is given; and the part of the student's steps that
-# each is tried for.
+# each is tried for. With unlabelled texts none is tried: two short trainings differ by less than their noise.
 SOFT_WEIGHTS, TRIAL_PART = (0.5, 0.9), 0.2
+WITH_UNLABELLED = 0.9
+COMPARED = "against-teacher.json"
 # With fewer steps or validation texts, the error about a teacher no better than chance suggests more of these.
 FEW_STEPS, FEW_TEXTS = 200, 100
 
@@ -129,7 +133,7 @@ def check_teacher(model: Any, inputs: TaskInputs, best_step: int) -> float:
         task = inputs.task
         gold = [task.gold_of(example) for example in inputs.splits.validation]
         answers = task.predictions(inputs.validation, logits or [])
-        reached = task.metric.score(gold, answers)
+        reached = task.metric.score(gold, answers, clusters=clusters_of(inputs.splits.validation))
         blind = task.metric.chance(gold, answers, task.constant_predictions(inputs.validation))
         message(inputs.notify, f"  teacher on validation: {inputs.metric} {reached}; chance is {blind:.4f}")
         if inputs.teacher_has_head:
@@ -160,6 +164,38 @@ def make_undistilled(folder: Path, inputs: TaskInputs, start: Path, steps: int) 
     rate = inputs.settings.student_learning_rate
     progress = on_task(model, folder, inputs, steps, rate, "student on labels alone")
     save(model, folder, inputs, progress, {"role": "undistilled", "method": "labels"})
+
+
+def compare_with_teacher(
+    folder: Path, inputs: TaskInputs, teacher: Path | None, undistilled: Path, read: TaskInputs
+) -> None:
+    """Save by how much the student on labels alone is better than the teacher on validation, with its paired bootstrap interval.
+
+    `read` are the inputs as that student reads them. Without a folder the teacher is the answers of `inputs`, to all texts.
+    """
+
+    def logits_of(model: Path, texts: TaskInputs) -> Any:
+        return shared_row_logits(load_stage(model, texts).to(device_here(inputs.settings.device)), texts.validation)
+
+    ours = logits_of(undistilled, read)
+    if teacher:
+        theirs = logits_of(teacher, inputs)
+    else:
+        assert inputs.answers
+        theirs = inputs.answers.logits(inputs.validation, inputs.splits.validation)
+    if ours is None or theirs is None:
+        return
+    task = inputs.task
+    gold = [task.gold_of(example) for example in inputs.splits.validation]
+    said = task.predictions(read.validation, ours), task.predictions(inputs.validation, theirs)
+    found = task.metric.difference(gold, *said, clusters=clusters_of(inputs.splits.validation))
+    message(inputs.notify, f"  labels alone minus the teacher on validation: {inputs.metric} {found}")
+    (folder / COMPARED).write_bytes(canonical_json({"value": found.value, "low": found.low, "high": found.high}))
+
+
+def shown_better(folder: Path) -> bool:
+    """Whether `compare_with_teacher` shows that labels alone are better than the teacher."""
+    return float(json.loads((folder / COMPARED).read_text(encoding="utf-8"))["low"]) > 0
 
 
 def trial_steps(steps: int) -> int:
@@ -229,9 +265,9 @@ def on_task(
 ) -> Progress:
     """Train `model` on the task of `inputs`: on labels, and on the teacher's logits `soft` of `inputs.soft_labelled` if given.
 
-    It ends with the weights that scored best on validation. `soft_weight` is the share of the soft labels in the loss. Of the labelled
-    texts only the `chosen` are read, if these are given. The weights are scored every `validate_every` steps; 0 is as often as `inputs`
-    say.
+    It ends with the weights that scored best on validation. `soft_weight` is the share of the soft labels in the loss of a labelled text;
+    the other texts have soft labels alone, and all count alike. Of the labelled texts only the `chosen` are read, if these are given. The
+    weights are scored every `validate_every` steps; 0 is as often as `inputs` say.
     """
     given = inputs.settings
     labelled, examples = inputs.train, inputs.splits.train
@@ -254,7 +290,7 @@ def on_task(
             stage,
             None,
             model,
-            TaskText(texts, given.batch, given.seed, inputs.validation.ids, soft, counts),
+            TaskText(texts, given.batch, given.seed, inputs.validation.ids, soft, counts, len(labelled)),
             stage_settings(given, steps, learning_rate=learning_rate),
             folder=folder / TRAINING,
             labelled=labelled,

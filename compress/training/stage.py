@@ -286,7 +286,7 @@ def _weight(term: OutputTerm, batch: Batch) -> float:
     """The weight of a mean of `term` in the whole batch, of which `batch` may be a part."""
     if term.of == "vocabulary" and not batch.generates:
         return batch.weights.texts if term.everywhere else batch.weights.asked
-    if term.loss == "labels":
+    if term.loss == "labels" and not term.shared:
         return batch.weights.labelled
     return batch.weights.rows
 

@@ -55,7 +55,7 @@ def scores_on_test(variants: Variants, test: Split, threads: int) -> tuple[OnTes
         if runtime == variants.wanted.runs_in(variant) and variant in variants.confidence:
             strange = evaluator.logits(file, runtime, test.outside) if test.outside else []
             chosen = variants.confidence[variant]
-            found.reliability[variant] = chosen.on(test.encoded, said[name], strange)
+            found.reliability[variant] = chosen.on(test.encoded, said[name], strange, test.examples)
             if made := variants.promises.get(variant):
                 answers = answers_of(test.examples, test.encoded, said[name], chosen.temperature)
                 answers = with_outside(answers, strange, chosen.temperature)
@@ -198,6 +198,7 @@ class ModelReport:
                 temperature=confidence[variant].temperature if variant in confidence else 1.0,
                 abstain_below=abstain_below if variants.answer_from is None else variants.answer_from,
                 promises={each.name: each.min_score for each in self.promises.get(variant, [])},
+                promise_confidence=next((each.stated for each in self.promises.get(variant, [])), ""),
                 validation_scores=variants.scores.get(variant),
             )
         manifest = Manifest(

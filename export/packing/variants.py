@@ -22,7 +22,7 @@ from export.precision.int8_preparation import Prepared, with_exact_sums
 from export.precision.int8_search import Evaluator, Judged, Progress, Search, Verdict, find_int8
 from export.settings import ATOL, VARIANTS, Precision, VariantSettings
 from export.validation.parity import Parity, Text, graph_parity, variant_parity
-from export.validation.promises import PrecisionGuarantee, answers_of, make_promise, with_outside
+from export.validation.promises import PrecisionGuarantee, answers_of, least_answers, make_promise, with_outside
 from export.validation.temperature import Confidence, choose_confidence, validation_scores
 from serve.bundle.manifest import ONNX_NAMES, ValidationScores
 from serve.bundle.runtimes import Runtime, has_openvino
@@ -348,7 +348,7 @@ def _compare(
             if pinned and validation.labelled and has_labels:
                 strange = evaluator.logits(file, runtime, validation.outside) if validation.outside else []
                 found.confidence[variant] = choose_confidence(
-                    evaluator.encoded, logits, strange, found.wanted.keep_right
+                    evaluator.encoded, logits, strange, found.wanted.keep_right, validation.examples
                 )
                 if scores := validation_scores(evaluator.encoded, logits, found.confidence[variant].temperature):
                     found.scores[variant] = scores
@@ -359,14 +359,15 @@ def _compare(
                     if promised_on:
                         logits = evaluator.logits(file, runtime, promised_on.encoded)
                         strange = evaluator.logits(file, runtime, promised_on.outside) if promised_on.outside else []
-                    _promise(found, variant, texts_of, logits, strange, apart=promised_on is not None)
+                    _promise(found, variant, texts_of, logits, strange, promised_on.rests_on if promised_on else "")
 
 
 def check_promises(wanted: VariantSettings, validation: Split) -> None:
     """Check that promises can be made at all.
 
     Raises:
-        BadInput: there are no labels, a number is answered, or any number of labels.
+        BadInput: there are no labels, a number is answered, or any number of labels; or there are so few texts that no threshold could
+            show it, even if all answers were right.
     """
     # Each answer must be right or wrong with a score of its own: one class a text, or entities.
     encoded = validation.encoded
@@ -379,6 +380,17 @@ def check_promises(wanted: VariantSettings, validation: Split) -> None:
         raise BadInput(
             f"--promise {wanted.promises[0]} cannot be made: {why}. Give --data with one class a text or with entities, or leave it out."
         )
+    if not wanted.promises:
+        return
+    gold = [encoded.task.gold_of(example) for example in validation.examples]
+    answers = sum(len(each) if isinstance(each, frozenset) else 1 for each in gold)
+    for promise in wanted.promises:
+        needed = least_answers(promise, wanted.promise_confidence)
+        if answers < needed:
+            raise BadInput(
+                f"--promise {promise} with a confidence of {wanted.promise_confidence:g} takes {needed:,} right answers at least, and "
+                f"{validation.rests_on} has {answers:,} answers to give. Ask for less, or give more labelled texts."
+            )
 
 
 def _promise(
@@ -387,8 +399,7 @@ def _promise(
     texts: Split,
     logits: Sequence[np.ndarray],
     outside: Sequence[np.ndarray],
-    *,
-    apart: bool,
+    apart: str,
 ) -> None:
     """Add the promises of `variant`, from its logits on `texts` and on those out of scope; one that cannot be kept is a fault."""
     wanted, temperature = found.wanted, found.confidence[variant].temperature

@@ -64,7 +64,7 @@ def pack(
         if not manifest.vector_width:
             del described["vector_width"], described["normalised"]
         for variant in described["variants"].values():
-            for unset in [key for key in ("promises", "validation_scores") if not variant[key]]:
+            for unset in [key for key in ("promises", "promise_confidence", "validation_scores") if not variant[key]]:
                 del variant[unset]
         (folder / MANIFEST).write_bytes(canonical_json({**described, "digest": digest(described)}))
     return out

@@ -16,7 +16,7 @@ import numpy as np
 
 from compress.data.batches import batches_by_length
 from compress.data.encoded import Encoded
-from compress.data.examples import Example
+from compress.data.examples import Example, clusters_of
 from compress.data.sampler import subset
 from compress.evaluation.metrics import Prediction, Score
 from export.precision.int8 import NO_SATURATION, Quantised, WeightBits, quantise_static
@@ -133,8 +133,9 @@ class Evaluator:
         if chooses:
             self.encoded = encoded = task.with_threshold(encoded, examples, self.expected)
         self.said = task.predictions(encoded, self.expected)
+        self.clusters = clusters_of(examples) if labelled else None
         self.gold: list[Prediction] = [task.gold_of(e) for e in examples] if labelled else self.said
-        self.fp32: Score = task.metric.score(self.gold, self.said)
+        self.fp32: Score = task.metric.score(self.gold, self.said, clusters=self.clusters)
 
     def judge(self, onnx_file: Path, runtime: Runtime = "onnxruntime") -> Judged:
         """The logits of `onnx_file` for all texts, and its verdict. float32 in onnxruntime is not run again."""
@@ -151,7 +152,7 @@ class Evaluator:
 
     def _verdict_on(self, actual: Sequence[np.ndarray]) -> Verdict:
         said = self.task.predictions(self.encoded, actual)
-        reached = self.task.metric.score(self.gold, said)
+        reached = self.task.metric.score(self.gold, said, clusters=self.clusters)
         divergence, changed = self.task.distance(self.expected, actual)
         return Verdict(
             reached.value,

@@ -2,10 +2,10 @@
 
 A promise names what must hold, such as `precision=0.95`. Of the thresholds on validation, those are sought at which an exact test of the
 binomial distribution rejects, at the stated confidence, that less than that is reached. Thresholds are tested one after another in an
-order that does not depend on which answers are right, and testing ends at the first that fails: so the chance that the promise is broken
-is at most what was stated, however many thresholds pass (fixed sequence testing: Angelopoulos, Bates, Candes, Jordan and Lei, "Learn then
-Test", 2021, section 2.3.2). It holds for texts like those of validation; other texts may need another threshold. It is stated for a model
-that validation did not choose: where the best of ten models is chosen on the same texts, promises of 0.95 were broken 14 to 34 times in
+order that does not depend on which answers are right, and one that fails uses up what it was tested at: so the chance that the promise is
+broken is at most what was stated, however many thresholds pass (Angelopoulos, Bates, Candes, Jordan and Lei, "Learn then Test", 2021,
+section 2.3). It holds for texts like those that it was made on; other texts may need another threshold. It is stated for a model
+that these texts did not choose: where the best of ten models is chosen on the same texts, promises of 0.95 were broken 14 to 34 times in
 100 in simulations, the more the less alike these models are.
 
 Answers to one text may be right or wrong together. Where several belong to a text, they count for as many as they are worth: their number
@@ -13,6 +13,7 @@ is divided by the design effect (Korn and Graubard, "Confidence intervals for pr
 estimated from survey data", 1998), and where none is wrong a text counts once. For those the test is approximate.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -31,9 +32,12 @@ from serve.text.answers import softmax
 # probabilities of a good model crowd below 1.
 THRESHOLDS = np.concatenate([[0.0], np.round(expit(np.arange(-2.0, 9.21, 0.08)), 6)])
 # A precision may fail at high thresholds, where few answers are left to show it. So its thresholds are tried downwards from several
-# starts, that above which so much of the answers lies, and each start has its part of the risk.
+# starts, that above which so much of the answers lies. Each start has its part of the risk, and a threshold that passes hands what it was
+# tested at to the next (fallback procedure: Wiens, "A fixed sequence Bonferroni procedure for testing multiple endpoints", 2003).
 STARTS = (0.1, 0.25, 0.5, 1.0)
-PROMISE_FILE = "--promise-data"  # how messages name texts that are for promises alone
+# How messages name texts that are for promises alone, and what they say where there are none.
+PROMISE_FILE, SET_APART = "--promise-data", "validation, set apart before training"
+NO_CONFIDENCE = "no confidence: chosen on the same texts"
 SHARES = tuple(
     np.round(np.arange(0.995, 0.0, -0.005), 3).tolist()
 )  # what is tried in place of a promise that cannot be kept
@@ -72,8 +76,13 @@ class PrecisionGuarantee:
     confidence: float
     min_score: float
     made_on: Kept
-    apart: bool = False
-    """Whether the texts that it was made on are others than validation's."""
+    apart: str = ""
+    """The texts that it was made on, where no model was chosen on them; empty for validation."""
+
+    @property
+    def stated(self) -> str:
+        """What it is promised with."""
+        return f"a confidence of {self.confidence:g}" if self.apart else NO_CONFIDENCE
 
     @property
     def name(self) -> str:
@@ -140,14 +149,14 @@ def _entities(answer: object) -> frozenset[object]:
     return answer if isinstance(answer, frozenset) else frozenset()
 
 
-def make_promise(text: str, answers: Answers, confidence: float, *, apart: bool = False) -> PrecisionGuarantee:
+def make_promise(text: str, answers: Answers, confidence: float, *, apart: str = "") -> PrecisionGuarantee:
     """The promise that `text` names, with the threshold that keeps it and gives most answers, or for a recall the fewest wrong ones.
 
     Args:
         text: such as `precision=0.95`.
         answers: to the texts that it is made on.
         confidence: the least chance that the promise holds, below 1.
-        apart: whether these texts are others than validation's.
+        apart: what these texts are, where no model was chosen on them.
 
     Raises:
         BadInput: no threshold keeps it; the message has the share that could be promised.
@@ -156,7 +165,7 @@ def make_promise(text: str, answers: Answers, confidence: float, *, apart: bool 
     risk = 1 - confidence
     passed = _threshold(kind, answers, asked, risk)
     if passed is None:
-        of = PROMISE_FILE if apart else "validation"
+        of = apart or "validation"
         less = next((share for share in SHARES if _threshold(kind, answers, share, risk) is not None), None)
         possible = f"no {kind} could be promised" if less is None else f"{kind}={less:g} could be promised"
         raise BadInput(
@@ -164,6 +173,11 @@ def make_promise(text: str, answers: Answers, confidence: float, *, apart: bool 
             f"{possible}. Ask for less, give more of these texts, or a better model."
         )
     return PrecisionGuarantee(kind, asked, confidence, passed, kept(kind, answers, passed), apart)
+
+
+def least_answers(text: str, confidence: float) -> int:
+    """How many answers it takes to show the promise that `text` names, if all are right."""
+    return math.ceil(math.log(1 - confidence) / math.log(read_promise(text)[1]))
 
 
 def kept(kind: PromiseKind, answers: Answers, min_score: float) -> Kept:
@@ -189,19 +203,23 @@ def _counted(kind: PromiseKind, answers: Answers, min_score: float) -> tuple[np.
 
 def _threshold(kind: PromiseKind, answers: Answers, asked: float, risk: float) -> float | None:
     """The lowest threshold at which the precision holds, or the highest at which the recall does."""
-    found: list[float] = []
+    order, risks = THRESHOLDS, np.zeros(len(THRESHOLDS))
     if kind == "recall":
-        orders, risks = [THRESHOLDS], 1
-    else:
-        shares = STARTS if len(answers.scores) else ()
+        risks[0] = risk
+    elif len(answers.scores):
         # The starts are chosen by the scores alone, not by what is right.
-        starts = [np.quantile(answers.scores, 1 - share, method="lower") for share in shares]
-        orders, risks = [THRESHOLDS[start >= THRESHOLDS][::-1] for start in starts], len(STARTS)
-    for order in orders:
-        for threshold in order.tolist():
-            if not _holds(kind, answers, threshold, asked, risk / risks):
-                break
+        starts = [np.quantile(answers.scores, 1 - share, method="lower") for share in STARTS]
+        order = THRESHOLDS[::-1]
+        # Where even right answers alone could not pass, they are too few to have a part.
+        able = [s for s in starts if asked ** int((answers.scores >= s).sum()) <= risk / len(STARTS)] or starts[-1:]
+        np.add.at(risks, [int((order > start).sum()) for start in able], risk / len(able))
+    found, passed_on = [], 0.0
+    for threshold, own in zip(order.tolist(), risks.tolist(), strict=True):
+        passed_on += own
+        if passed_on and _holds(kind, answers, threshold, asked, passed_on):
             found.append(threshold)
+        else:
+            passed_on = 0.0
     return (max(found) if kind == "recall" else min(found)) if found else None
 
 
@@ -232,11 +250,11 @@ def describe_promises(
     lines = []
     for variant, made in promises.items():
         for number, promise in enumerate(made):
-            of = PROMISE_FILE if promise.apart else "validation"
+            of = promise.apart or "validation"
             split, found = ("test", test[variant][number]) if variant in test else (of, promise.made_on)
             lines.append(
-                f"{variant}: {promise.name} is promised with a confidence of {promise.confidence:g} for answers with a score of "
-                f"{promise.min_score:g} or more, on texts like those of {of}; on {split} {promise.of} is {found.reached:.4f}, with "
-                f"{found.given:.1%} of the answers given."
+                f"{variant}: {promise.name} is promised with {promise.stated}. It is for answers with a score of {promise.min_score:g} or "
+                f"more, on texts like those of {of}; on {split} {promise.of} is {found.reached:.4f}, with {found.given:.1%} of the "
+                "answers given."
             )
     return lines

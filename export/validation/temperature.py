@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from compress.data.encoded import IGNORED, Encoded
+from compress.data.examples import Example
 from export.settings import KEPT_RIGHT, Precision
+from export.validation.promises import answers_of
 from serve.bundle.manifest import ValidationScores
 from serve.text.answers import confidence, sigmoid, softmax
 
@@ -41,6 +43,8 @@ class Reliability:
     """Expected calibration error at temperature 1."""
     ece: float
     """The same at the chosen temperature."""
+    ece_of_entities: float | None = None
+    """The same of the entities that the server gives, and of their scores; None where there are no entities to give."""
     in_scope_abstained: float | None = None
     """Share of the labelled texts that fall below the threshold."""
     right_abstained: float | None = None
@@ -61,9 +65,15 @@ class Confidence:
     """False when validation has no best temperature, and 1 is kept."""
     validation: Reliability
 
-    def on(self, encoded: Encoded, logits: Sequence[np.ndarray], outside: Sequence[np.ndarray] = ()) -> Reliability:
+    def on(
+        self,
+        encoded: Encoded,
+        logits: Sequence[np.ndarray],
+        outside: Sequence[np.ndarray] = (),
+        examples: Sequence[Example] = (),
+    ) -> Reliability:
         """The results on other texts; arguments as in `choose_confidence`."""
-        return reliability(encoded, logits, self.temperature, self.abstain_below, outside)
+        return reliability(encoded, logits, self.temperature, self.abstain_below, outside, examples)
 
 
 def choose_confidence(
@@ -71,6 +81,7 @@ def choose_confidence(
     logits: Sequence[np.ndarray],
     outside: Sequence[np.ndarray] = (),
     kept_right: float = KEPT_RIGHT,
+    examples: Sequence[Example] = (),
 ) -> Confidence:
     """Choose temperature and threshold for a variant, from its `logits` for the validation texts in `encoded`.
 
@@ -79,6 +90,7 @@ def choose_confidence(
         logits: of each text's rows, (rows, labels).
         outside: the logits of out-of-scope texts, each (1, labels).
         kept_right: without `outside`, the share of correctly answered texts still to answer; 0 sets no threshold.
+        examples: the same texts, for the calibration of their entities.
     """
     rows, targets = labelled_rows(encoded, logits)
     found = fit_temperature(rows, targets)
@@ -91,7 +103,7 @@ def choose_confidence(
             threshold = threshold_between(sure, softmax(_stacked(outside) / temperature).max(axis=-1))
         elif kept_right:
             threshold = threshold_keeping(sure[rows.argmax(axis=-1) == targets], kept_right)
-    validation = reliability(encoded, logits, temperature, threshold, outside)
+    validation = reliability(encoded, logits, temperature, threshold, outside, examples)
     return Confidence(temperature, threshold, found is not None, validation)
 
 
@@ -101,11 +113,15 @@ def reliability(
     temperature: float,
     threshold: float | None,
     outside: Sequence[np.ndarray] = (),
+    examples: Sequence[Example] = (),
 ) -> Reliability:
     """The results of temperature and threshold on the texts of `encoded` and on `outside`; arguments as in `choose_confidence`."""
     rows, targets = labelled_rows(encoded, logits)
     before, after = (expected_calibration_error(rows, targets, each) for each in (1.0, temperature))
     shares: dict[str, Any] = {}
+    if encoded.task.labels_words and examples:
+        answers = answers_of(examples, encoded, logits, temperature)
+        shares["ece_of_entities"] = calibration_error(answers.scores, answers.right) if len(answers.scores) else None
     if threshold is not None:
         refused = softmax(rows / temperature).max(axis=-1) < threshold
         right = rows.argmax(axis=-1) == targets
@@ -179,8 +195,11 @@ def expected_calibration_error(logits: np.ndarray, targets: np.ndarray, temperat
         said, right = sigmoid(scaled).ravel(), targets.ravel() == 1
     else:
         said, right = softmax(scaled).max(axis=-1), logits.argmax(axis=-1) == targets
-    if not len(said):
-        return 0.0
+    return calibration_error(said, right) if len(said) else 0.0
+
+
+def calibration_error(said: np.ndarray, right: np.ndarray) -> float:
+    """The expected calibration error of the probabilities `said` (answers,) of answers that are `right` (answers,) or not."""
     # Bins are open below and closed above, as in the paper.
     bins = np.clip(np.ceil(said * BINS).astype(np.int64) - 1, 0, BINS - 1)
     apart = np.bincount(bins, weights=said - right, minlength=BINS)
@@ -229,15 +248,17 @@ def describe_confidence(
     lines = []
     for variant, chosen in confidence.items():
         split, found = ("test", test[variant]) if variant in test else ("validation", chosen.validation)
+        by_entity = found.ece_of_entities
+        of_entities = "" if by_entity is None else f" of words; of the entities that it gives it is {by_entity:.4f}"
         line = (
             (
                 f"{variant}: dividing the logits by the temperature {chosen.temperature:g} takes the expected calibration error "
-                f"on {split} from {found.ece_uncalibrated:.4f} to {found.ece:.4f}."
+                f"on {split} from {found.ece_uncalibrated:.4f} to {found.ece:.4f}{of_entities}."
             )
             if chosen.fitted
             else (
                 f"{variant}: the probabilities could not be calibrated, since no temperature from 0.05 to 20 is the best on validation "
-                f"(for example, when no answer is wrong); the expected calibration error on {split} is {found.ece:.4f}."
+                f"(for example, when no answer is wrong); the expected calibration error on {split} is {found.ece:.4f}{of_entities}."
             )
         )
         shares = [

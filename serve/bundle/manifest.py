@@ -96,6 +96,8 @@ class Variant(msgspec.Struct, frozen=True):
     """
     promises: dict[str, float] = {}
     """By the name of a promise, such as `precision=0.95`: the least score of the answers for which it was made."""
+    promise_confidence: str = ""
+    """What the promises hold with: `a confidence of 0.95`, or why there is none. Empty without promises, and in older bundles."""
     validation_scores: ValidationScores | None = None
     """What its confidence is compared with; None without labelled validation texts, and for numbers and vectors."""
 

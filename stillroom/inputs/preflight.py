@@ -12,6 +12,7 @@ import numpy as np
 
 from compress.data.columns import columns_of
 from compress.data.examples import Example
+from compress.data.splits import LEAST_CHOSEN_ON
 from compress.data.texts import read_texts
 from compress.models.pretrained import open_model
 from compress.runs.data_checks import FurtherTexts, read_further
@@ -22,6 +23,7 @@ from export.graph.vocabulary_trimming import always_kept, check_padding, trimmin
 from export.packing.variants import Split, check_promises
 from export.packing.writer import refuse_foreign
 from export.settings import VariantSettings, read_promise
+from export.validation.promises import NO_CONFIDENCE, PROMISE_FILE, SET_APART
 from serve.errors import BadInput
 from serve.files import output, path_beside
 from serve.options import rule_faults
@@ -45,7 +47,7 @@ class RunInputs(TaskInputs):
     auto: bool = field(default=False, kw_only=True)
     """Whether a search found the student."""
     promised_on: FurtherTexts | None = field(default=None, kw_only=True)
-    """The texts of --promise-data."""
+    """The texts of --promise-data, or those of validation that were set apart."""
 
     @property
     def recipe(self) -> Recipe:
@@ -64,6 +66,14 @@ class RunInputs(TaskInputs):
     def split(self, name: str) -> Split:
         """The texts of a split, those out of scope apart."""
         return Split(getattr(self.splits, name), getattr(self, name), self.out_of_scope(name))
+
+    def promise_split(self) -> Split | None:
+        """The texts that promises alone are made on, those out of scope apart; None where validation serves."""
+        if not (found := self.promised_on):
+            return None
+        outside = self.encoded(found.outside) if found.outside else None
+        of = PROMISE_FILE if self.recipe.promise_data else SET_APART
+        return Split(found.examples, self.encoded(found.examples), outside, rests_on=of)
 
     @cached_property
     def kept_texts(self) -> list[str]:
@@ -129,7 +139,8 @@ def prepare(recipe: Recipe, *, auto: bool = False) -> RunInputs:
         lambda: _texts_of(recipe),
         *(partial(read_promise, promise) for promise in recipe.promises),
     ]
-    opened = open_task(recipe, out, more_checks=checks, notify=show, may_ask=True)
+    apart = bool(recipe.promises) and not recipe.promise_data
+    opened = open_task(recipe, out, more_checks=checks, notify=show, may_ask=True, sets_apart=apart)
     inputs = RunInputs(**{each.name: getattr(opened, each.name) for each in fields(opened)}, workdir=workdir, auto=auto)
     if recipe.budget_ms:
         timed_tokens(inputs, recipe.tokens)
@@ -145,8 +156,15 @@ def prepare(recipe: Recipe, *, auto: bool = False) -> RunInputs:
             f"--promise {recipe.promises[0]} needs a validation file with labels: without one validation is the teacher's own answers, "
             "with which any student agrees. Give --promise-data, or --data a validation file, or leave the flag out."
         )
-    texts = inputs.promised_on.examples if inputs.promised_on else inputs.splits.validation
-    check_promises(VariantSettings(promises=recipe.promises), Split(texts, inputs.encoded(texts)))
+    elif inputs.splits.apart:
+        inputs.promised_on = FurtherTexts([*inputs.splits.apart], [*inputs.outside.apart] if inputs.outside else [], 0)
+    elif recipe.promises:
+        inputs.warnings.append(
+            f"--promise has {NO_CONFIDENCE}, since setting a quarter of validation apart would leave it fewer than {LEAST_CHOSEN_ON} "
+            "texts. Give more texts of validation, or --promise-data."
+        )
+    wanted = VariantSettings(promises=recipe.promises, promise_confidence=recipe.promise_confidence)
+    check_promises(wanted, inputs.promise_split() or inputs.split("validation"))
     if recipe.keep_words_of or recipe.vocabulary_size:
         check_vocabulary(inputs)
     return inputs

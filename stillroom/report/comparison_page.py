@@ -31,6 +31,13 @@ def compared(document: dict[str, Any]) -> Table:
     )
 
 
+def supported_gains(document: dict[str, Any]) -> str:
+    """Which rows gain over labels by a supported difference, as a sentence."""
+    several = _several(document)
+    found = [name_of(row, several) for row in document["rows"] if (row["less_labels"] or {}).get("supported")]
+    return f"Supported gains over labels: {'; '.join(found)}." if found else "No gain over labels is supported."
+
+
 def _several(document: dict[str, Any]) -> set[str]:
     """The choices of which the rows have several values."""
     return {name for name in CHOICES if len({row[name] for row in document["rows"]} - {None}) > 1}
@@ -67,6 +74,7 @@ def page(document: dict[str, Any]) -> str:
         "Methods compared",
         [
             ("note", "comparison", measured, scored_as(document["teacher"]), rows),
+            ("quiet", supported_gains(document)),
             ("quiet", f"Best on validation: {name_of(best, several)}, seed {best['seed']}. {bundle}".strip()),
             ("warnings", [doubt for row in rows for doubt in row["doubts"]]),
         ],

@@ -125,6 +125,6 @@ def _above(found: Mapping[str, Any]) -> str:
 
 
 def _worth(found: Mapping[str, Any]) -> str:
-    """A mean difference in words: how far apart, whether its interval over texts leaves out 0, and the seeds that agree."""
-    supported = "supported" if found["low"] > 0 or found["high"] < 0 else "not supported"
+    """A mean difference in words: how far apart, whether it is a supported gain (see `gain`), and the seeds that agree."""
+    supported = "supported" if found["supported"] else "not supported"
     return f"{difference(found)} on average over targets ({supported}; above 0 in {_above(found)} seeds)"

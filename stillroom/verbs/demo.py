@@ -69,7 +69,6 @@ def demo(**settings: Any) -> Document:
             teacher_epochs=6,
             teacher_learning_rate=2e-4,
             student_epochs=10,
-            soft_weight=0.9,  # saves the two short trainings that would choose it
             latency_seconds=30,
         )
     )

@@ -72,7 +72,8 @@ def show_bundle(document: Document) -> None:
     for name, variant in manifest.variants.items():
         if variant.promises:
             made = ", ".join(f"{promise} from {least:g} on" for promise, least in variant.promises.items())
-            result(f"{name} promises, by the score of an answer: {made}.")
+            held_by = f", with {variant.promise_confidence}" if variant.promise_confidence else ""
+            result(f"{name} promises, by the score of an answer{held_by}: {made}.")
     features, rows = cpu_features(), []
     for name, variant in manifest.variants.items():
         needs = " or ".join(variant.cpu) or "any processor"

@@ -237,11 +237,20 @@ def test_a_promise_that_can_be_kept_is_in_the_manifest_and_another_one_leaves_a_
     assert promises["precision=0.8"] < promises["recall=0.5"] <= 1
     assert "labels" in Pipeline(bundle, "fp32")("please refund the lamp", promise="precision=0.8")
     card = (bundle / "README.md").read_text()
-    assert "fp32: precision=0.8 is promised with a confidence of 0.95" in card
+    assert "fp32: precision=0.8 is promised with no confidence: chosen on the same texts." in card
+    told_of = open_bundle(bundle).manifest.variants["fp32"].promise_confidence
+    assert told_of == "no confidence: chosen on the same texts"
     told = report_of(bundle)["promises"]["fp32"]
     assert [each["of"] for each in told] == ["precision", "recall"]
-    with pytest.raises(GateMissed, match=r"--promise recall=0.99 cannot be kept .* recall=0.9\d* could"):
+    with pytest.raises(
+        BadInput, match=r"recall=0\.99 .* takes 299 right answers at least, and validation has 40 answers"
+    ):
         face.export(classifier, tmp_path / "out", task_data, promises=("recall=0.99",), **settings)
+    folder = shutil.copytree(task_data, tmp_path / "mislabelled")
+    rows = [json.loads(line) for line in (folder / "validation.jsonl").read_text(encoding="utf-8").splitlines()]
+    write_rows(folder / "validation.jsonl", [row | {"label": "praise"} for row in rows])
+    with pytest.raises(GateMissed, match=r"--promise recall=0.9 cannot be kept .* recall=0\.\d* could"):
+        face.export(classifier, tmp_path / "out", folder, promises=("recall=0.9",), **settings)
     assert not (tmp_path / "out").exists()
     with pytest.raises(BadInput, match="no labelled texts"):
         face.export(classifier, tmp_path / "out", promises=("recall=0.9",), **settings)
@@ -460,7 +469,7 @@ def test_promises_are_made_on_the_texts_that_are_given_for_them(
     settings = {"variants": "fp32", "promises": ("precision=0.8",), **FAST}
     bundle = exported(classifier, tmp_path / "kept", task_data, promise_data=str(file), **settings)
     (told,) = report_of(bundle)["promises"]["fp32"]
-    assert told["apart"]
+    assert told["apart"] == "--promise-data"
     assert told["made_on"]["texts"] == 90  # not the 40 of validation, and not the one that validation has too
     assert any(said.startswith("2 texts of --promise-data") for said in report_of(bundle)["warnings"])
     assert "on texts like those of --promise-data" in (bundle / "README.md").read_text()

@@ -180,13 +180,14 @@ def _write(out: Path, document: Document) -> None:
 
 def show_comparison(document: Document) -> None:
     """Prints a row per method and student."""
-    from stillroom.report.comparison_page import compared
+    from stillroom.report.comparison_page import compared, supported_gains
 
     reached = document["teacher"]["value"]
     made = compared(document)
     table(
         f"{document['metric']} on test, with 95 % intervals; the teacher reaches {reached:.4f}", made.header, made.texts
     )
+    say(supported_gains(document))
     best = document["best"]
     say(f"Best on validation: {best['checkpoint']}, {best['validation']:.4f} on average over its seeds")
     if "export" in document:

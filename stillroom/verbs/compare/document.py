@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from compress.evaluation.metrics import Metric
+from compress.data.examples import clusters_of
+from compress.evaluation.metrics import Pairs, gain
 from compress.runs import task_stages
 from compress.runs.resumable_stages import Workdir
 from compress.runs.stages import fingerprint, trained_with
@@ -40,6 +41,7 @@ def document_of(
     scored = {row: np.load(work.root / row.name / "counts.npy", allow_pickle=False) for row in rows}
     documents = {row: json.loads((work.root / row.name / ROW).read_text(encoding="utf-8")) for row in rows}
     inputs = next(iter(inputs_of.values()))
+    metric, clusters = inputs.task.metric, clusters_of(inputs.splits.test)
     found: list[dict[str, Any]] = []
     for first in dict.fromkeys(row.first for row in rows):
         mine = [row for row in rows if row.first == first]
@@ -48,13 +50,14 @@ def document_of(
         own = [row for row in controls if row.choice.start == first.choice.start] or [
             row for row in controls if row.choice == controls[0].choice
         ]
-        control = [scored[row] for row in own]
-        found.append(
-            _row(inputs.task.metric, mine, [scored[row] for row in mine], control, [documents[row] for row in mine])
-        )
+        control = {row.seed: scored[row] for row in own}
+        both = [row for row in mine if row.seed in control]
+        pairs = Pairs(metric, [scored[row] for row in both], [control[row.seed] for row in both], clusters)
+        found.append(_row(pairs, mine, [scored[row] for row in mine], [documents[row] for row in mine]))
     model = task_stages.load_stage(work.root / "teacher", inputs)
     reached, on_validation = (
-        inputs.task.metric.interval_of(scored_rows(inputs, model, split)) for split in ("test", "validation")
+        metric.interval_of(scored_rows(inputs, model, split), clusters=clusters_of(getattr(inputs.splits, split)))
+        for split in ("test", "validation")
     )
     return {
         "metric": inputs.metric,
@@ -72,16 +75,18 @@ def document_of(
 
 
 def _row(
-    metric: Metric,
+    pairs: Pairs,
     mine: Sequence[Row],
     counted: Sequence[np.ndarray],
-    control: Sequence[np.ndarray],
     documents: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
-    """A row of the table, from the trainings of all its seeds; `counted` and `control` are the results of `counts`."""
-    first = mine[0]
+    """A row of the table, from the trainings of all its seeds, whose results of `counts` are `counted`.
+
+    `pairs` are these with the trainings on labels alone that share seed and start.
+    """
+    first, metric = mine[0], pairs.metric
     values = [metric.value(one) for one in counted]
-    mean, apart = metric.mean_score(counted), metric.mean_score(counted, less=control)
+    mean, apart = metric.mean_score(counted, clusters=pairs.clusters), gain([[pairs]])
     rates = documents[0]["label_rates"]
     taken = documents[0]["label_learning_rate"]
     return {

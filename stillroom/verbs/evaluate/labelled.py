@@ -44,7 +44,7 @@ class _Model(NamedTuple):
 def labelled_document(model: str, folder: str, given: Evaluation) -> dict[str, Any]:
     """The document of a model that answers a task, whose bundle or checkpoint is `folder` or has that name on the Hub."""
     from compress.data.encoded import text_warnings
-    from compress.data.examples import check_kind
+    from compress.data.examples import check_kind, clusters_of
 
     is_bundle = (Path(folder) / MANIFEST).is_file()
     opened = _open_bundle(folder, given) if is_bundle else _open_checkpoint(folder, given)
@@ -59,9 +59,10 @@ def labelled_document(model: str, folder: str, given: Evaluation) -> dict[str, A
     warnings += task.label_warnings(examples)
     warnings += text_warnings(encoded, examples, opened.max_length, file_of(Path(given.data), given.split).name)
     gold = [task.gold_of(example) for example in examples]
-    reached = metric.score(gold, said)
+    clusters = clusters_of(examples)
+    reached = metric.score(gold, said, clusters=clusters)
     known = task.answer_labels(opened.labels)
-    languages = metric.by_language([example.language for example in examples], gold, said)
+    languages = metric.by_language([example.language for example in examples], gold, said, clusters)
     counted = Counter(example.language for example in examples)
     document = {
         "model": shown(model),
@@ -76,7 +77,7 @@ def labelled_document(model: str, folder: str, given: Evaluation) -> dict[str, A
         "unknown_labels": [name for name in task.labels_in(examples) if name not in known] if task.names_labels else [],
         "warnings": warnings,
     }
-    if further := metric.further_scores(gold, said):
+    if further := metric.further_scores(gold, said, clusters=clusters):
         document["scores"] = {name: asdict(each) for name, each in further.items()}
     if languages:
         document["languages"] = [

@@ -36,6 +36,7 @@ from export.packing.variants import Split, Variants, gate, make_variants, run_na
 from export.packing.writer import clear_leftovers, refuse_foreign
 from export.precision.int8_search import UNREPAIRED
 from export.settings import VariantSettings
+from export.validation.promises import PROMISE_FILE
 from latency.candidates.candidate import Candidate
 from latency.measure.machine import machine_facts
 from latency.measure.result_document import ProfileDocument
@@ -317,7 +318,7 @@ def _encoded(given: _Given, tokenizer: "Tokenizer") -> _Texts:
         split(splits.train).encoded.encodings,
         split(splits.validation, outside.validation if outside else (), LEARNED if splits.held_out else "validation"),
         split(splits.test, outside.test if outside else ()),
-        split(promised_on.examples, promised_on.outside) if promised_on else None,
+        split(promised_on.examples, promised_on.outside, PROMISE_FILE) if promised_on else None,
         splits.relations,
         [*warnings, *(promised_on.warnings("--promise-data") if promised_on else [])],
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from compress.data.columns import USUAL, Columns
-from compress.data.examples import Example, check_kind
+from compress.data.examples import Example, check_kind, clusters_of
 from compress.data.file_formats import rows_in, suffix_of
 from compress.data.labelled_files import read_examples
 from compress.data.sampler import subset
@@ -165,7 +165,7 @@ def metrics_of(
         gold = [task.gold_of(example) for example in given.examples]
         answers = given.as_in_the_file(worker.answers())
         said = [task.prediction_of(answer, example) for answer, example in zip(answers, given.examples, strict=True)]
-        reached = task.metric.score(gold, said)
+        reached = task.metric.score(gold, said, clusters=clusters_of(given.examples))
         found[name] = Metric(
             name=task.metric.name, value=reached.value, low=reached.low, high=reached.high, examples=len(given.examples)
         )

@@ -209,19 +209,18 @@ def _vocabulary(student: Path) -> dict[str, Any]:
 
 
 def claims(scores: dict[str, Any], *, labels: bool = False) -> list[str]:
-    """What the paired bootstrap supports, in words. With `labels`, student and undistilled are one model."""
+    """Which models differ by the paired bootstrap, in words. With `labels`, student and undistilled are one model.
+
+    It is of these trainings and of other texts: whether a method is worth it, one training cannot show.
+    """
     found = []
     for row in scores.get("differences", []):
         if labels and row["b"] == "undistilled":
             continue
         size = f"{row['difference']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]"
-        verdict = (
-            "a difference that the paired bootstrap supports"
-            if row["supported"]
-            else "no difference that the paired bootstrap supports"
-        )
+        verdict = "these two models differ" if row["differ"] else "these two models are not shown to differ"
         found.append(f"{row['a']} against {row['b']} on test: {size}, {verdict}.")
-        if row["a"] in ("student", "int8") and row["b"] == "undistilled" and row["supported"] and row["difference"] < 0:
+        if row["a"] in ("student", "int8") and row["b"] == "undistilled" and row["differ"] and row["difference"] < 0:
             found.append(
                 f"WARNING: distillation made this model worse: {row['a']} scores below training on labels alone. A likely cause is a "
                 "weak teacher. Fine-tune it longer, or use a better one. The better student is in the folder `undistilled` of the "

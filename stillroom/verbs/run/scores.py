@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from compress.data.encoded import Encoded
-from compress.data.examples import Example
+from compress.data.examples import Example, clusters_of
 from compress.evaluation.metrics import Acceptable, Metric, Prediction
 from compress.evaluation.numbers import as_numbers, distinguishable
 from compress.evaluation.predictions import row_logits
@@ -47,8 +47,11 @@ def make_scores(folder: Path, inputs: RunInputs, folders: dict[str, Path]) -> No
         return said
 
     def scored(split: str, said: dict[str, list[Prediction]]) -> Scores:
-        gold = [task.gold_of(example) for example in getattr(inputs.splits, split)]
-        return with_intervals({name: metric.score(gold, said[name]) for name in TRAINED if name in said})
+        examples = getattr(inputs.splits, split)
+        gold, clusters = [task.gold_of(example) for example in examples], clusters_of(examples)
+        return with_intervals(
+            {name: metric.score(gold, said[name], clusters=clusters) for name in TRAINED if name in said}
+        )
 
     on_validation = answers("validation", _logits(inputs, folders, "validation"))
     document: dict[str, Any] = {"validation": scored("validation", on_validation)}
@@ -56,15 +59,15 @@ def make_scores(folder: Path, inputs: RunInputs, folders: dict[str, Path]) -> No
     if not model_report.missed:
         test, graph_logits = scores_on_test(model_report.variants, ours.split("test"), inputs.recipe.threads)
         said = answers("test", _logits(inputs, folders, "test") | graph_logits)
-        gold = [task.gold_of(example) for example in inputs.splits.test]
+        gold, clusters = [task.gold_of(example) for example in inputs.splits.test], clusters_of(inputs.splits.test)
         document |= {
             "test": scored("test", said),
             "graphs": asdict(test),
-            "differences": _differences(metric, gold, said),
+            "differences": _differences(metric, gold, said, clusters),
             "per_label": _per_label(metric, gold, said),
         }
         if metric.further:
-            document[metric.further] = further_rows(metric, gold, said)
+            document[metric.further] = further_rows(metric, gold, said, clusters)
         if languages := per_language(metric, inputs.splits.test, gold, said):
             document["per_language"] = languages
             gates = {"teacher": inputs.recipe.teacher_gate, "fp32": inputs.recipe.gate}
@@ -92,14 +95,17 @@ def _logits(inputs: RunInputs, folders: dict[str, Path], split: str) -> dict[str
     }
 
 
-def _differences(metric: Metric, gold: list[Prediction], said: dict[str, list[Prediction]]) -> list[dict[str, Any]]:
+def _differences(
+    metric: Metric, gold: list[Prediction], said: dict[str, list[Prediction]], clusters: np.ndarray
+) -> list[dict[str, Any]]:
+    """How far pairs of models are apart on test, and whether these two models differ by the paired bootstrap."""
     pairs = [("student", "undistilled"), ("int8", "undistilled"), ("int8", "teacher"), ("int8", "fp32")]
     found = []
     for a, b in pairs:
         if a in said and b in said:
-            d = metric.difference(gold, said[a], said[b])
-            supported = not d.low <= 0 <= d.high
-            found.append({"a": a, "b": b, "difference": d.value, "low": d.low, "high": d.high, "supported": supported})
+            d = metric.difference(gold, said[a], said[b], clusters=clusters)
+            differ = not d.low <= 0 <= d.high
+            found.append({"a": a, "b": b, "difference": d.value, "low": d.low, "high": d.high, "differ": differ})
     return found
 
 
@@ -118,10 +124,14 @@ def _per_label(metric: Metric, gold: list[Prediction], said: dict[str, list[Pred
     ]
 
 
-def further_rows(metric: Metric, gold: list[Prediction], said: dict[str, list[Prediction]]) -> list[dict[str, Any]]:
+def further_rows(
+    metric: Metric, gold: list[Prediction], said: dict[str, list[Prediction]], clusters: np.ndarray | None = None
+) -> list[dict[str, Any]]:
     """For each model its name and its scores beside the metric, each with value, low and high."""
     models = [name for name in MODELS if name in said]
-    return [{"name": name, **with_intervals(metric.further_scores(gold, said[name]))} for name in models]
+    return [
+        {"name": name, **with_intervals(metric.further_scores(gold, said[name], clusters=clusters))} for name in models
+    ]
 
 
 def per_language(
@@ -130,7 +140,8 @@ def per_language(
     """The scores of the texts of each language; empty where fewer than two are named."""
     models = ("teacher", "student", "int8")
     languages = [example.language for example in examples]
-    tables = {name: metric.by_language(languages, gold, said[name]) for name in models if name in said}
+    clusters = clusters_of(examples)
+    tables = {name: metric.by_language(languages, gold, said[name], clusters) for name in models if name in said}
     counted = Counter(languages)
     return [
         {"language": language, "texts": counted[language]}
@@ -158,7 +169,8 @@ def behind_in_languages(
             theirs = [said[name][i] for i in chosen] if name in said else []
             of_theirs = metric.score(right, theirs).value if theirs else 0.0
             share = metric.score(right, ours).value / of_theirs if of_theirs else 1.0
-            if share < needed and metric.difference(right, ours, theirs).high < 0:
+            clusters = clusters_of([examples[i] for i in chosen])
+            if share < needed and metric.difference(right, ours, theirs, clusters=clusters).high < 0:
                 found.append(
                     f"In {language or 'texts without a language'} int8 keeps {share:.4f} of {name}'s score on {len(chosen):,} texts of "
                     f"test; over all languages together {needed:g} is asked."

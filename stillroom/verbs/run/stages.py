@@ -13,7 +13,7 @@ from compress.runs.lineage import read_lineage
 from compress.runs.stages import Cost, Of, RunStage, fingerprints_of, run_stages
 from export.graph.exporter import export_graph
 from export.packing.builder import ModelReport
-from export.packing.variants import Split, make_variants
+from export.packing.variants import make_variants
 from export.settings import VariantSettings
 from latency.candidates.candidate import Candidate
 from latency.measure.machine import MachineFacts
@@ -178,10 +178,6 @@ def make_export(folder: Path, inputs: RunInputs, student: Path, teacher: Path | 
         export_graph(teacher, folder / "teacher.onnx", inputs.max_length)
     # A student with a score of 0 or less has no share to keep here: the stage of the scores reports the missed gates.
     finds_nothing = max(value for _, value in read_lineage(student)["validation"]) <= 0
-    promised_on = None
-    if found := ours.promised_on:  # the texts of --promise-data
-        outside = ours.encoded(found.outside) if found.outside else None
-        promised_on = Split(found.examples, ours.encoded(found.examples), outside)
     variants = make_variants(
         folder,
         student,
@@ -194,7 +190,7 @@ def make_export(folder: Path, inputs: RunInputs, student: Path, teacher: Path | 
         ours.train.encodings,
         ours.split("validation"),
         inputs.max_length,
-        promised_on=promised_on,
+        promised_on=ours.promise_split(),
         threads=inputs.recipe.threads,
         progress=lambda line: say(f"  {line}"),
     )

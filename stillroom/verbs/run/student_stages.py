@@ -16,7 +16,7 @@ from compress.runs.method_trainings import MethodInputs, method_inputs
 from compress.runs.resumable_stages import STATE
 from compress.runs.soft_labels import SoftLabels, chosen_share, make_soft_labels, save_answers
 from compress.runs.stages import Cost, Of, RunStage, texts_fingerprint
-from compress.runs.task_stages import SOFT_WEIGHTS, trial_steps
+from compress.runs.task_stages import SOFT_WEIGHTS, WITH_UNLABELLED, trial_steps
 from export.graph.vocabulary_trimming import trim_vocabulary
 from serve.bundle.manifest import canonical_json
 from stillroom.console import say
@@ -25,12 +25,16 @@ from stillroom.verbs.run.report import DISTIL
 from stillroom.verbs.run.teacher_stages import TeacherStages
 from stillroom.verbs.run.time_budget import PLAIN_TEXT, REST, SHARES, STUDENT, TEACHER, UNDISTILLED
 
+AGAINST_TEACHER = "labels-against-teacher"
+
 
 class StudentStages(TeacherStages):
     """The first stages of a run, and those that train its students."""
 
     def __init__(self, inputs: RunInputs) -> None:
         super().__init__(inputs)
+        # As the run begins: a teacher's answers to generated texts may come later.
+        self._has_unlabelled = inputs.has_unlabelled
         self.stages += self._student_stages()
 
     def _student_stages(self) -> list[RunStage]:
@@ -49,6 +53,17 @@ class StudentStages(TeacherStages):
             lambda: f"the student on labels alone: {self.plan.student_steps} steps",
             costs=(dataclasses.replace(steps, listed_as=UNDISTILLED), self._validations(inputs.student_steps)),
         )
+        compared_labels = RunStage(
+            AGAINST_TEACHER,
+            (AGAINST_TEACHER, Of("undistilled"), Of("teacher")),
+            lambda folder: task_stages.compare_with_teacher(
+                folder, self.inputs, self.folders.get("teacher"), self.folders["undistilled"],
+                self.inputs.read_by(self.folders["undistilled"]),
+            ),
+            "labels alone against the teacher, on validation",
+            needed=lambda: self._teacher_score is not None,
+            costs=(Cost(REST, "text", lambda _: 2 * len(inputs.validation)),),
+        )  # fmt: skip
         stages = [
             RunStage(
                 "start",
@@ -60,6 +75,7 @@ class StudentStages(TeacherStages):
                 then=self._warn_of_cut_texts,
             ),
             *([undistilled] if r.undistilled or labels_only else []),
+            *([compared_labels] if r.undistilled and self._has_unlabelled and not labels_only else []),
             # Stages on the task ask the teacher as they train.
             RunStage(
                 "method",
@@ -141,12 +157,22 @@ class StudentStages(TeacherStages):
             shutil.copyfile(start / TRIMMED, folder / TRIMMED)
 
     def _distils(self) -> bool:
-        """Whether the student learns from the teacher: not where labels alone beat that teacher on validation."""
+        """Whether the student learns from the teacher: not where labels alone beat that teacher on validation.
+
+        With unlabelled texts, which labels alone leave unread, they must be shown to be better.
+        """
         if self.inputs.chain.method == "labels":
             return False
-        undistilled = self.folders.get("undistilled")
-        theirs = task_stages.teacher_score(self.inputs, self.folders.get("teacher"))
-        return not undistilled or theirs is None or task_stages.best_on_validation(undistilled) <= theirs
+        undistilled, theirs = self.folders.get("undistilled"), self._teacher_score
+        if not undistilled or theirs is None:
+            return True
+        if compared := self.folders.get(AGAINST_TEACHER):
+            return not task_stages.shown_better(compared)
+        return task_stages.best_on_validation(undistilled) <= theirs
+
+    @property
+    def _teacher_score(self) -> float | None:
+        return task_stages.teacher_score(self.inputs, self.folders.get("teacher"))
 
     @cached_property
     def _given(self) -> MethodInputs | None:
@@ -233,7 +259,7 @@ class StudentStages(TeacherStages):
             needed=self._distils,
             costs=() if inputs.gives_answers_alone else (texts,),
         )
-        tried = SOFT_WEIGHTS if r.soft_weight is None else ()
+        tried = SOFT_WEIGHTS if r.soft_weight is None and not self._has_unlabelled else ()
         return [*map(of_fold, range(r.folds)), soft_labels, *map(of_share, tried)]
 
     @property
@@ -243,10 +269,12 @@ class StudentStages(TeacherStages):
 
     @property
     def _soft_labels(self) -> SoftLabels | None:
-        """The teacher's soft labels with their share of the loss: the given one, or the best of those that were tried."""
+        """The teacher's soft labels with their share: the given one, `WITH_UNLABELLED`, or the best of those that were tried."""
         weight = self.inputs.recipe.soft_weight
         if not self.inputs.asks_soft_labels:
             return None
+        if weight is None and self._has_unlabelled:
+            weight = WITH_UNLABELLED
         if weight is not None:
             return SoftLabels(self.folders["soft-labels"], weight)
         trials = {weight: self.folders[f"share-{weight:g}"] for weight in SOFT_WEIGHTS}

@@ -1,13 +1,14 @@
 """The document of a transfer: the table of scores from source to target, the chosen source, and its curves."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from compress.evaluation.metrics import Metric, mean_over_tasks
+from compress.data.examples import clusters_of
+from compress.evaluation.metrics import Metric, Pairs, gain, mean_over_tasks
 from compress.runs import task_stages
 from compress.runs.resumable_stages import Workdir
 from compress.runs.stages import trained_with
@@ -73,13 +74,22 @@ def _row(tasks: Tasks, found: Found, source: str | None, chosen: str) -> dict[st
         "source": source,
         "cells": {
             target: {
-                split: asdict(metric.mean_score(_seeds(found, source, target, split))) for split in ("validation", "test")
+                split: asdict(
+                    metric.mean_score(_seeds(found, source, target, split), clusters=_clusters(tasks.targets[target], split))
+                )
+                for split in ("validation", "test")
             }
             | {"seeds": _values(metric, _seeds(found, source, target, "test"))}
             for target, metric in tasks.metrics.items()
         },
         "mean": {
-            split: asdict(mean_over_tasks([*tasks.metrics.values()], _by_target(tasks, found, source, split)))
+            split: asdict(
+                mean_over_tasks(
+                    [*tasks.metrics.values()],
+                    _by_target(tasks, found, source, split),
+                    clusters=[_clusters(target, split) for target in tasks.targets.values()],
+                )
+            )
             for split in ("validation", "test")
         },
         "minus_none": None if source is ALONE else _difference(tasks, found, source, ALONE),
@@ -89,33 +99,36 @@ def _row(tasks: Tasks, found: Found, source: str | None, chosen: str) -> dict[st
 
 def _difference(tasks: Tasks, found: Found, source: str | None, other: str | None) -> dict[str, Any]:
     """The mean over targets of `source` minus that of `other`, on test: validation has chosen, and favours what it chose."""
-    return _apart([*tasks.metrics.values()], *(_by_target(tasks, found, each, "test") for each in (source, other)))
+    return _apart(tasks.targets.values(), *(_by_target(tasks, found, each, "test") for each in (source, other)))
 
 
 def _apart(
-    metrics: Sequence[Metric], ours: Sequence[Sequence[np.ndarray]], theirs: Sequence[Sequence[np.ndarray]]
+    targets: Iterable[TaskInputs], ours: Sequence[Sequence[np.ndarray]], theirs: Sequence[Sequence[np.ndarray]]
 ) -> dict[str, Any]:
-    """The mean over targets of `ours` minus `theirs`, with its interval over texts, and the same of each seed that all targets have."""
-    values = [
-        np.subtract(_values(metric, mine), _values(metric, others))
-        for metric, mine, others in zip(metrics, ours, theirs, strict=True)
+    """The mean over targets of `ours` minus `theirs`, see `gain`, of the seeds that all targets have."""
+    pairs = [
+        Pairs(target.task.metric, mine, others, _clusters(target, "test"))
+        for target, mine, others in zip(targets, ours, theirs, strict=True)
     ]
-    return asdict(mean_over_tasks(metrics, ours, less=theirs)) | {
-        "seeds": [float(np.mean(seed)) for seed in zip(*values, strict=False)]
-    }
+    return asdict(gain([pairs]))
+
+
+def _clusters(target: TaskInputs, split: str) -> np.ndarray:
+    return clusters_of(getattr(target.splits, split))
 
 
 def _curve(found: Found, tasks: Tasks, target: str, chosen: str) -> dict[str, Any]:
     """A point for each number of labels that was trained with and without the source, the last with all of them."""
     points, metric = [], tasks.targets[target].task.metric
+    clusters = _clusters(tasks.targets[target], "test")
     for count in _counts(found, target):
         ours, theirs = (_seeds(found, source, target, "test", count, chosen=chosen) for source in (chosen, ALONE))
         points.append({
             "labels": count or len(tasks.targets[target].splits.train),
             "all": count is None,
-            "with_source": asdict(metric.mean_score(ours)) | {"seeds": _values(metric, ours)},
-            "without": asdict(metric.mean_score(theirs)) | {"seeds": _values(metric, theirs)},
-            "difference": _apart([metric], [ours], [theirs]),
+            "with_source": asdict(metric.mean_score(ours, clusters=clusters)) | {"seeds": _values(metric, ours)},
+            "without": asdict(metric.mean_score(theirs, clusters=clusters)) | {"seeds": _values(metric, theirs)},
+            "difference": _apart([tasks.targets[target]], [ours], [theirs]),
         })  # fmt: skip
     return {"target": target, "metric": metric.name, "points": points}
 
@@ -126,7 +139,7 @@ def _mean_differences(found: Found, tasks: Tasks, chosen: str) -> list[dict[str,
     for count in _counts(found, next(iter(tasks.targets))):
         if all(count in _counts(found, target) for target in tasks.targets):
             both = (_by_target(tasks, found, source, "test", count, chosen=chosen) for source in (chosen, ALONE))
-            differences.append({"labels": count} | _apart([*tasks.metrics.values()], *both))
+            differences.append({"labels": count} | _apart(tasks.targets.values(), *both))
     return differences
 
 

@@ -40,7 +40,7 @@ def test_columns_are_read_by_the_names_that_are_given_in_every_format(tmp_path: 
         assert read_examples(path, TEXT, columns) == [Example("a", "b", label="x")], path.name
         assert read_texts(path, columns, pairs=True) == ["a", "b"], path.name
         assert list(TextFiles((path,), columns)) == ["a"], path.name
-    folder = saved(tmp_path / "saved", train=[ROW, ROW], test=[ROW, ROW])
+    folder = saved(tmp_path / "saved", train=[ROW, ROW | {"Text": "c"}], test=[ROW, ROW])
     assert read_splits(str(folder), TEXT, columns).test == [Example("a", "b", label="x")] * 2
 
 

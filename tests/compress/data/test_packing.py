@@ -156,6 +156,24 @@ def test_equal_counts_read_every_text_once() -> None:
     assert sorted(np.concatenate([sampler.at(step) for step in range(10)]).tolist()) == list(range(100))
 
 
+@pytest.mark.parametrize(("labelled", "each"), [(300, 3), (3, 1), (3_190, 31)])
+def test_every_step_has_as_many_labelled_texts_and_each_is_read_alike(labelled: int, each: int) -> None:
+    lengths = np.random.default_rng(0).integers(5, 60, 3_200)
+    sampler = Sampler(lengths, 32, 7, labelled=labelled)
+    assert sampler.steps_per_epoch == 100
+    steps = [sampler.at(step) for step in range(300)]
+    assert {len(step) for step in steps} == {32}
+    assert {int((step < labelled).sum()) for step in steps} == {each}
+    read = np.bincount(np.concatenate(steps), minlength=3_200)
+    for part in (read[:labelled], read[labelled:]):
+        assert np.ptp(part) <= 3  # an epoch reads each as often, or once more
+    assert np.array_equal(sampler.at(250), steps[250])
+    if each > 1:  # of few texts lengths cannot agree
+        plain = Sampler(lengths, 32, 7)
+        longest, before = (sum(lengths[each.at(step)].max() for step in range(300)) for each in (sampler, plain))
+        assert longest < 1.07 * before
+
+
 def test_a_subset_keeps_the_order_and_has_rows_of_every_label_of_a_sorted_file() -> None:
     rows = [(label, i) for label in range(4) for i in range(250)]
     found = subset(rows, 100, seed=1)

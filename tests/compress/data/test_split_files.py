@@ -3,6 +3,7 @@
 import gzip
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ import pytest
 from data_files import TEXT, faults, lines_of, saved, written
 
 from compress.data.columns import Columns
-from compress.data.examples import Example
+from compress.data.examples import Entity, Example, normalised, normalised_text
 from compress.data.labelled_files import read_examples
-from compress.data.splits import Splits, read_splits
+from compress.data.splits import Splits, hold_out, read_splits, set_apart
 from compress.data.texts import read_texts
 from serve.errors import BadInput
 
@@ -83,7 +84,7 @@ def test_a_folder_for_each_split_holds_its_files(tmp_path: Path) -> None:
     files = {"Train/a.jsonl": LINES, "Train/b.csv": TABLE, "Train/.c.csv": "x", "test/a.json": LINES}
     folder = folder_of(tmp_path, files)
     (folder / "dev").mkdir()
-    assert sizes(folder) == (7, 1, 4)
+    assert sizes(folder) == (6, 2, 4)  # a text stands in both files
     folder_of(tmp_path, {"dev/rows.jsonl": LINES})
     assert sizes(folder) == (8, 4, 4)
 
@@ -91,7 +92,7 @@ def test_a_folder_for_each_split_holds_its_files(tmp_path: Path) -> None:
 def test_files_that_do_not_belong_together_in_the_folder_of_a_split_are_refused(tmp_path: Path) -> None:
     parts = {f"train/data-{i:05}-of-00004.jsonl": LINES for i in range(4)}
     folder = folder_of(tmp_path / "parts", parts | {"train/more.csv": TABLE, "test/a.jsonl": LINES})
-    assert sizes(folder) == (18, 2, 4)
+    assert sizes(folder) == (15, 5, 4)  # a text stands in each of the five files
     (folder / "train" / "data-00002-of-00004.jsonl").unlink()
     assert "train/data has 4 parts. Add data-00002-of-00004" in refused(folder)
     for other in ("data.csv", "data-00000-of-00001.jsonl"):
@@ -206,3 +207,77 @@ def test_names_and_folders_that_are_no_data_say_what_to_give(tmp_path: Path) -> 
         read_splits("absent", TEXT)
     with pytest.raises(BadInput, match="--data-revision is"):
         read_splits(str(tmp_path), TEXT, revision="v1")
+
+
+def test_copies_of_a_text_are_held_out_together() -> None:
+    train = [Example(text, label="a" if i % 2 else "b") for i in range(200) for text in (f"Text {i}", f"text  {i}!")]
+    kept, held = hold_out(train, 0)
+    assert {normalised_text(each.text) for each in kept} & {normalised_text(each.text) for each in held} == set()
+    assert (len(kept), len(held)) == (360, 40)
+    assert Counter(each.label for each in held) == {"a": 20, "b": 20}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_train_keeps_every_label_and_validation_gets_its_share(seed: int) -> None:
+    train = [Example(f"text {i}", label="often") for i in range(160)] + [
+        Example(f"other {i}", label=f"class {i % 8}") for i in range(40)
+    ]
+    train.append(Example("alone", label="once"))
+    kept, held = hold_out(train, seed)
+    assert {each.label for each in kept} == {each.label for each in train}
+    found = Counter(each.label for each in held)
+    assert found["often"] == 16
+    assert sum(found.values()) == 20
+    assert max(found[f"class {i}"] for i in range(8)) == 1
+
+
+def test_train_keeps_every_entity_label_and_every_one_of_several_labels() -> None:
+    entities = [
+        Example(f"at {i}", entities=(Entity(0, 2, "PLACE"), *([Entity(3, 4, "RARE")] if i == 7 else ())))
+        for i in range(40)
+    ]
+    several = [Example(f"at {i}", label=("rare", "usual") if i == 7 else ("usual",)) for i in range(40)]
+    for seed in range(20):
+        assert any(len(each.entities or ()) == 2 for each in hold_out(entities, seed)[0])
+        assert any("rare" in (each.label or ()) for each in hold_out(several, seed)[0])  # type: ignore[operator]
+
+
+def test_relations_of_one_sentence_are_held_out_together() -> None:
+    train = [
+        Example(f"{i} met them", label="met", head=(0, 1), tail=(start, start + 1))
+        for i in range(10, 40)
+        for start in (3, 7)
+    ]
+    kept, held = hold_out(train, 1)
+    assert {each.text for each in kept} & {each.text for each in held} == set()
+    assert len(held) == 6
+
+
+def test_validation_gets_a_text_where_each_label_occurs_once() -> None:
+    kept, held = hold_out([Example(f"text {i}", label=f"class {i}") for i in range(5)], 0)
+    assert (len(kept), len(held)) == (4, 1)
+
+
+def many_splits(texts: int) -> Splits:
+    validation = [Example(f"text {i}", label="ab"[i % 2]) for i in range(texts)]
+    return Splits([Example("Text 1!", label="b")], validation, [Example("TEXT 2", label="a")], fingerprint="x")
+
+
+def test_a_quarter_of_validation_is_set_apart_where_300_texts_remain() -> None:
+    whole = many_splits(400)
+    found = set_apart(whole, 0)
+    assert len(found.validation) == 300
+    assert {"text 1", "text 2"}.isdisjoint(each.text for each in found.apart)  # train and test have them
+    assert 98 <= len(found.apart) <= 100
+    assert not {*map(normalised, found.apart)} & {*map(normalised, found.validation)}
+    assert Counter(each.label for each in found.validation) == {"a": 150, "b": 150}
+    assert found.fingerprint != whole.fingerprint
+    assert f"{len(found.apart)} texts of validation are set apart for promises" in found.notes[0]
+    fewer = many_splits(396)
+    assert set_apart(fewer, 0) is fewer
+
+
+def test_one_text_many_times_is_refused(tmp_path: Path) -> None:
+    rows = [{"text": text, "label": "a"} for text in ("One", "one.", "ONE")]
+    files = {"train.jsonl": lines_of(*rows), "test.jsonl": lines_of({"text": "two", "label": "a"})}
+    assert "All 3 rows of train have one text" in refused(folder_of(tmp_path, files))

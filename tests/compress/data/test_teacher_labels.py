@@ -330,10 +330,11 @@ def test_named_columns_and_null_fields_are_read(tmp_path: Path) -> None:
     assert len(read_teacher_labels([file], TOKEN_CLASSIFICATION, Columns(entities="spans"))) == 1
 
 
-def test_texts_are_held_whatever_blanks_are_around_them(tmp_path: Path) -> None:
+def test_texts_are_held_whatever_their_blanks_capitals_and_points(tmp_path: Path) -> None:
     held = CachedLabels([Example(" a "), Example("b", "c")])
     assert Example("a\n") in held
-    assert Example("b ", " c") in held
+    assert Example("A.") in held
+    assert Example("b ", " C!") in held
     assert Example("b") not in held
     rows = [{"text": "a  ", "label": "x"}, {"text": "d", "label": "odd"}, {"text": "e", "label": "x"}]
     teacher = read(tmp_path, rows)

@@ -7,7 +7,8 @@ from sklearn.metrics import accuracy_score
 from sklearn.metrics import f1_score as f1_of_classes
 from sklearn.preprocessing import MultiLabelBinarizer
 
-from compress.evaluation.metrics import ACCURACY, ENTITY_F1, MICRO_F1, Prediction, mean_over_tasks
+from compress.data.examples import Example, clusters_of
+from compress.evaluation.metrics import ACCURACY, ENTITY_F1, MICRO_F1, Pairs, Prediction, gain, mean_over_tasks
 
 
 def spans(seed: int, texts: int = 60) -> list[Prediction]:
@@ -131,8 +132,75 @@ def test_a_mean_over_tasks_counts_each_task_once_and_is_paired_within_it() -> No
     # Independent texts: the variance of a mean of two is a quarter of the sum of theirs.
     expected = np.sqrt(sum((part.high - part.low) ** 2 for part in parts)) / 2
     assert whole.high - whole.low == pytest.approx(expected, rel=0.1)
-    nothing = mean_over_tasks(metrics, tasks, less=tasks)
-    assert (nothing.value, nothing.low, nothing.high) == (0, 0, 0)
-    worse = [[ENTITY_F1.counts(rows, [frozenset()] * len(rows))] for rows in gold.values()]
-    assert mean_over_tasks(metrics, tasks, less=worse).low > 0
-    assert mean_over_tasks(metrics, worse, less=tasks).value == pytest.approx(-whole.value)
+    nothing = gain([[Pairs(ENTITY_F1, rows, rows) for rows in tasks]])
+    assert (nothing.value, nothing.low, nothing.high, nothing.supported) == (0, 0, 0, False)
+    worse = [[ENTITY_F1.counts(rows, [frozenset()] * len(rows))] * 2 for rows in gold.values()]
+    better = gain([[Pairs(ENTITY_F1, *both) for both in zip(tasks, worse, strict=True)]])
+    assert better.supported
+    assert better.value == pytest.approx(whole.value)
+    assert gain([[Pairs(ENTITY_F1, *both) for both in zip(worse, tasks, strict=True)]]).value == pytest.approx(
+        -whole.value
+    )
+
+
+def right_of(generator: np.random.Generator, texts: int, share: float) -> np.ndarray:
+    """What accuracy counts of so many texts, each right with this chance."""
+    gold: list[Prediction] = ["a"] * texts
+    return ACCURACY.counts(gold, ["a" if right else "b" for right in generator.random(texts) < share])
+
+
+def test_of_one_pair_of_trainings_the_interval_is_that_of_the_texts_and_nothing_is_supported() -> None:
+    generator = np.random.default_rng(0)
+    ours, theirs = right_of(generator, 500, 0.95), right_of(generator, 500, 0.8)
+    found, apart = gain([[Pairs(ACCURACY, [ours], [theirs])]]), ACCURACY.mean_score([ours], less=[theirs])
+    assert (found.value, found.low, found.high) == pytest.approx((apart.value, apart.low, apart.high))
+    assert found.low > 0
+    assert not found.supported
+
+
+def test_a_gain_is_of_other_draws_and_seeds_too() -> None:
+    generator = np.random.default_rng(1)
+    worse = [right_of(generator, 2_000, 0.8) for _ in range(3)]
+    steady = [right_of(generator, 2_000, 0.86) for _ in range(3)]
+    unsteady = [right_of(generator, 2_000, share) for share in (0.79, 0.86, 0.93)]
+    same, varied = (gain([[Pairs(ACCURACY, ours, worse)]]) for ours in (steady, unsteady))
+    assert same.supported
+    assert varied.high - varied.low > 2 * (same.high - same.low)
+    assert varied.seeds == pytest.approx(
+        [ACCURACY.value(a) - ACCURACY.value(b) for a, b in zip(unsteady, worse, strict=True)]
+    )
+    # The variance of a mean over three seeds, of which resampling sees two thirds, is added to that of the texts.
+    expected = 2 * 1.96 * np.sqrt(np.var(varied.seeds) / 3)
+    assert varied.high - varied.low == pytest.approx(expected, rel=0.35)
+    lost = [right_of(generator, 2_000, 0.79) for _ in range(3)]
+    draws = gain([[Pairs(ACCURACY, steady, worse)]] * 9 + [[Pairs(ACCURACY, lost, worse)]])
+    assert draws.low > 0
+    assert not draws.supported  # the mean of one draw is below 0
+
+
+def test_texts_of_a_cluster_are_drawn_together() -> None:
+    generator = np.random.default_rng(2)
+    of_cluster = generator.random(100) < 0.7
+    gold: list[Prediction] = ["a"] * 500
+    said: list[Prediction] = ["a" if right else "b" for right in np.repeat(of_cluster, 5)]
+    clusters = np.repeat(np.arange(100), 5)
+    once = ACCURACY.score(gold[:100], ["a" if right else "b" for right in of_cluster])
+    whole = ACCURACY.score(gold, said, clusters=clusters)
+    assert (whole.value, whole.low, whole.high) == pytest.approx((once.value, once.low, once.high))
+    apart = ACCURACY.score(gold, said)
+    assert apart.high - apart.low == pytest.approx((whole.high - whole.low) / np.sqrt(5), rel=0.1)
+    assert ACCURACY.score(gold, said, clusters=np.arange(500)) == apart
+    difference = ACCURACY.difference(gold, said, gold, clusters=clusters)
+    assert difference.high - difference.low == pytest.approx(whole.high - whole.low)
+
+
+def test_questions_of_a_context_pairs_of_a_premise_and_copies_of_a_text_are_a_cluster() -> None:
+    questions = [
+        Example("who", "a b", answers=((0, 1),)),
+        Example("what", "c", answers=()),
+        Example("where", "A b.", answers=()),
+    ]
+    assert clusters_of(questions).tolist() == [0, 1, 0]
+    assert clusters_of(
+        [Example("a", "x", label="p"), Example("b", "x", label="p"), Example("A", "y", label="q")]
+    ).tolist() == [0, 1, 0]

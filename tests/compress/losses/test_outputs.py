@@ -32,6 +32,29 @@ def mixed(soft_share: float, temperature: float) -> tuple[OutputTerm, ...]:
     return labels_and_soft_labels(soft_share, temperature).objective.outputs
 
 
+@pytest.mark.parametrize("kind", ["one label", "several labels", "numbers"])
+def test_each_row_counts_alike_and_a_labelled_one_has_its_share_of_soft_labels(kind: str) -> None:
+    share, temperature = 0.9, 2.0
+    targets = {"one label": TARGETS, "several labels": SEVERAL, "numbers": torch.full((9,), torch.nan)}[kind]
+    if kind == "numbers":
+        targets[[0, 4]] = torch.tensor([1.5, -0.5])
+    ours, theirs = (side[:, :1] if kind == "numbers" else side for side in (STUDENT, TEACHER))
+    found = output_losses(mixed(share, temperature), ours, theirs, targets)
+    expected = 0.0
+    for i in range(9):
+        row = slice(i, i + 1)
+        soft = soft_loss(theirs[row].double(), ours[row].double(), targets[row], temperature).item()
+        hard = label_loss(ours[row].double(), targets[row].double() if kind != "one label" else targets[row]).item()
+        known = bool(labelled_rows(targets[row]).any())
+        expected += ((share * soft + (1 - share) * hard) if known else soft) / 9
+    assert sum(term.item() for term in found.values()) == pytest.approx(expected, rel=1e-5)
+    at_teacher = output_losses(mixed(share, temperature), theirs, theirs, torch.full_like(targets, IGNORED))
+    assert at_teacher["soft_labels"].item() == pytest.approx(0, abs=1e-5)
+    (hard_only, _) = output_losses(mixed(0, temperature), ours, theirs, targets).values()
+    assert hard_only.item() > 0
+    assert output_losses(mixed(0, temperature), ours, theirs, targets)["soft_labels"].item() == 0
+
+
 def softmax(x: np.ndarray) -> np.ndarray:
     raised = np.exp(x.astype(np.float64) - x.max(axis=0))
     return raised / raised.sum(axis=0)
@@ -97,14 +120,8 @@ def test_soft_loss_of_several_labels_is_zero_at_the_teacher_alone() -> None:
     assert soft_multi_label_loss(certain, -certain, 1).item() == pytest.approx(200, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("targets", "soft"),
-    [
-        pytest.param(TARGETS, soft_label_loss, id="one label"),
-        pytest.param(SEVERAL, soft_multi_label_loss, id="several"),
-    ],
-)
-def test_terms_are_weighted_and_their_gradients_are_those_of_the_values(targets: torch.Tensor, soft: object) -> None:
+@pytest.mark.parametrize("targets", [pytest.param(TARGETS, id="one label"), pytest.param(SEVERAL, id="several")])
+def test_terms_are_weighted_and_their_gradients_are_those_of_the_values(targets: torch.Tensor) -> None:
     student, teacher = STUDENT.double().requires_grad_(), TEACHER.double()
     right = targets if targets is TARGETS else targets.double()
 
@@ -112,8 +129,8 @@ def test_terms_are_weighted_and_their_gradients_are_those_of_the_values(targets:
         return output_losses(mixed(0.7, 2), of, teacher, right)
 
     found = terms(student)
-    assert found["labels"].item() == pytest.approx(0.3 * label_loss(STUDENT, targets).item(), rel=1e-6)
-    assert found["soft_labels"].item() == pytest.approx(0.7 * soft(TEACHER, STUDENT, 2).item(), rel=1e-6)  # type: ignore[operator]
+    share = (targets != IGNORED).float().mean().item()
+    assert found["labels"].item() == pytest.approx(0.3 * share * label_loss(STUDENT, targets).item(), rel=1e-6)
     assert total(found).item() == pytest.approx(sum(term.item() for term in found.values()))
     assert torch.autograd.gradcheck(lambda of: total(terms(of)), (student,))
     total(found).backward()
@@ -218,6 +235,16 @@ def test_the_soft_loss_of_answers_is_the_mean_divergence_of_both_ends_over_the_w
     assert loss(moved) == pytest.approx(expected)
 
 
+def test_each_window_counts_alike_and_a_labelled_one_has_its_share_of_soft_labels() -> None:
+    found = output_losses(mixed(0.9, 1.0), torch.tensor(OURS), torch.tensor(THEIRS), spans())
+    expected = 0.0
+    for label, p, q in zip(LABELS, shares(THEIRS), shares(OURS), strict=True):
+        soft = (p * np.log(p / q)).sum() / 2
+        hard = -np.mean([np.log(q[label[end], end]) for end in (0, 1)]) if label else 0.0
+        expected += (0.9 * soft + 0.1 * hard if label else soft) / len(SIZES)
+    assert sum(float(term) for term in found.values()) == pytest.approx(expected, rel=1e-9)
+
+
 def test_large_logits_of_answers_overflow_nothing() -> None:
     said = torch.tensor(OURS * 1e4, dtype=torch.float32, requires_grad=True)
     loss = label_loss(said, spans()) + soft_loss(torch.tensor(THEIRS * 1e4), said, spans(), 1.0)
@@ -241,7 +268,7 @@ def test_the_parts_of_a_batch_of_windows_add_up_to_the_whole() -> None:
             first = 0 if first == last else first
             chosen = [of_row[int(row) + first * width] for row in part.row_index]
             terms = output_losses(mixed(0.5, 2.0), torch.tensor(OURS[chosen]), part.soft, part.targets)
-            sums["labels"] += part.weights.labelled * float(terms["labels"])
+            sums["labels"] += part.weights.rows * float(terms["labels"])
             sums["soft_labels"] += part.weights.rows * float(terms["soft_labels"])
         for name, term in whole.items():
             assert sums[name] == pytest.approx(float(term), rel=1e-9), (parts, name)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from compress.data.examples import Example
+from compress.data.examples import Example, Splits
 from compress.distributed import ProcessShare
 from compress.evaluation.predictions import row_logits
 from compress.runs import method_trainings, soft_labels, task_stages
 from compress.runs.open_task import open_task
-from compress.runs.task_inputs import TaskInputs
+from compress.runs.task_inputs import TaskInputs, unseen
 from compress.settings import TaskSettings
 from compress.tasks import TOKEN_CLASSIFICATION
 from serve.errors import BadInput
@@ -35,6 +35,15 @@ def test_folds_are_equal_parts_with_their_share_of_every_class() -> None:
     assert Counter(folds[::10].tolist()) == {0: 5, 1: 5}
     assert (folds == soft_labels.fold_of(examples, 2, seed=3)).all()
     assert (folds != soft_labels.fold_of(examples, 2, seed=4)).any()
+    assert not soft_labels.fold_of(examples, 1, seed=3).any()
+
+
+def test_copies_of_a_text_are_in_one_fold() -> None:
+    examples = [Example(text, label=f"class {i % 5}") for i in range(100) for text in (f"Text {i}", f"text {i}!")]
+    folds = soft_labels.fold_of(examples, 4, seed=0)
+    assert (folds[::2] == folds[1::2]).all()
+    assert Counter(folds.tolist()) == dict.fromkeys(range(4), 50)
+    assert set(Counter((each.label, fold) for each, fold in zip(examples, folds, strict=True)).values()) == {10}
 
 
 def test_a_text_gets_the_soft_labels_of_the_teacher_that_has_not_seen_it(
@@ -150,6 +159,12 @@ def test_confidence_is_the_mean_probability_of_the_likeliest_answer() -> None:
     assert soft_labels.confidence(applies, multi_label=True) == pytest.approx((0.9 + 0.8) / 2, abs=1e-4)
 
 
+def test_texts_of_validation_and_test_are_kept_out_whatever_their_points_and_capitals() -> None:
+    splits = Splits([Example("Mine")], [Example("Book a flight")], [Example("Is 1.5 more?")])
+    texts = ["book a flight!", "BOOK  A FLIGHT", "is 1.5 more", "is 15 more", "mine", "book flights"]
+    assert [each.text for each in unseen([*map(Example, texts)], splits)] == ["is 15 more", "mine", "book flights"]
+
+
 def trial(folder: Path, reached: float) -> Path:
     folder.mkdir()
     (folder / soft_labels.TRIAL).write_text(json.dumps({"validation": reached}))
@@ -172,6 +187,7 @@ def test_the_better_soft_share_is_taken(tmp_path: Path, half: float, most: float
     [
         ({"folds": 1}, "Give 2"),
         ({"folds": 2, "method": "labels"}, "--folds has no effect on --method labels"),
+        ({"batch": 1, "augment": 1}, "--batch 1 has no room for a labelled text beside one of the"),
         ({"folds": 2, "method": "minilmv2", "then": "labels"}, "--folds has no effect on --method minilmv2"),
     ],
 )

@@ -105,10 +105,10 @@ def test_the_file_beside_the_graphs_is_read_as_it_was_written(made: Variants) ->
 def test_every_precision_has_the_temperature_of_its_own_logits(
     made: Variants, validation: tuple[list[Example], Encoded]
 ) -> None:
-    encoded = validation[1]
+    texts, encoded = validation
     for precision in ("fp32", "int8"):
         said = session_logits(Session(made.file(precision), threads=1), encoded)
-        assert made.confidence[precision] == choose_confidence(encoded, said)
+        assert made.confidence[precision] == choose_confidence(encoded, said, examples=texts)
         assert made.confidence[precision].fitted
     assert made.confidence["int8"].temperature != made.confidence["fp32"].temperature
     assert not [note for note in made.notes if "temperature" in note]

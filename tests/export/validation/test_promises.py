@@ -11,11 +11,13 @@ from compress.data.examples import Entity, Example
 from compress.tasks import TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
 from export.settings import VariantSettings
 from export.validation.promises import (
+    NO_CONFIDENCE,
     THRESHOLDS,
     Answers,
     answers_of,
     describe_promises,
     kept,
+    least_answers,
     make_promise,
     with_outside,
 )
@@ -68,6 +70,31 @@ def test_the_test_is_the_exact_one_of_the_binomial_distribution() -> None:
     assert make_promise("recall=0.924", sure, 0.95).min_score <= 0.9
     with pytest.raises(BadInput, match=r"recall=0.92 could be promised"):
         make_promise("recall=0.925", sure, 0.95)
+
+
+def test_a_threshold_that_passes_hands_its_risk_to_the_next() -> None:
+    # Of 500 answers the 16 least sure are wrong: P(X >= 484) for X ~ Bin(500, 0.95) is between a quarter of 0.05 and 0.05.
+    scores = np.linspace(0.5, 0.99, 500)
+    answers = Answers(scores, np.arange(500) >= 16, np.arange(500), np.ones(500))
+    assert 0.05 / 4 < binom.sf(483, 500, 0.95) < 0.05
+    assert make_promise("precision=0.95", answers, 0.95).made_on.given == 1
+    # A wrong answer among the surest uses up what its threshold was tested at.
+    wrong_above = Answers(scores, answers.right & (np.arange(500) < 496), answers.texts, answers.wanted)
+    with pytest.raises(BadInput, match="could be promised"):
+        make_promise("precision=0.96", wrong_above, 0.95)
+
+
+@pytest.mark.parametrize(
+    ("promise", "confidence", "answers"), [("precision=0.95", 0.95, 59), ("recall=0.99", 0.9, 230)]
+)
+def test_so_many_right_answers_show_a_promise_and_one_fewer_does_not(
+    promise: str, confidence: float, answers: int
+) -> None:
+    assert least_answers(promise, confidence) == answers
+    sure = [Answers(np.full(n, 0.9), np.ones(n, dtype=bool), np.arange(n), np.ones(n)) for n in (answers, answers - 1)]
+    assert make_promise(promise, sure[0], confidence).made_on.reached == 1
+    with pytest.raises(BadInput, match="could be promised"):
+        make_promise(promise, sure[1], confidence)
 
 
 def test_answers_of_one_text_count_for_less_than_those_of_as_many_texts() -> None:
@@ -176,5 +203,9 @@ def test_entities_of_data_that_came_as_words_are_right_if_the_words_that_they_to
 def test_a_promise_is_told_with_what_it_came_to() -> None:
     made = make_promise("precision=0.9", classes(np.random.default_rng(0), 500), 0.9)
     (line,) = describe_promises({"int8": [made]}, {})
-    for told in ("int8: precision=0.9", "confidence of 0.9 ", f"{made.min_score:g}", f"{made.made_on.reached:.4f}"):
+    for told in ("int8: precision=0.9", NO_CONFIDENCE, f"{made.min_score:g}", f"{made.made_on.reached:.4f}"):
         assert told in line
+    apart = make_promise("precision=0.9", classes(np.random.default_rng(0), 500), 0.9, apart="other texts")
+    (line,) = describe_promises({"int8": [apart]}, {})
+    assert "with a confidence of 0.9. " in line
+    assert "like those of other texts; on other texts precision is" in line

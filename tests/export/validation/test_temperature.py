@@ -196,6 +196,28 @@ def test_only_the_first_token_of_a_word_counts(bert: Exported) -> None:
     assert chosen.abstain_below is None
 
 
+def test_entities_have_a_calibration_error_of_their_own(bert: Exported) -> None:
+    tokenizer = load_tokenizer(bert.checkpoint, MAX_LENGTH)
+    examples = [Example("fly to rome", entities=(Entity(7, 11, "city"),)), Example("fly to oslo", entities=())]
+    encoded = TOKEN_CLASSIFICATION.encode(examples, tokenizer, TAGS)
+    city, other = TAGS.index("B-city"), TAGS.index("O")
+    # Of each text the last word is said to be a city, with probabilities of 0.9 and 0.6: right once.
+    logits = []
+    for probability in (0.9, 0.6):
+        rows = np.full((3, len(TAGS)), -50.0)
+        rows[:, other] = (0, 0, np.log(1 - probability))
+        rows[2, city] = np.log(probability)
+        logits.append(rows)
+    found = reliability(encoded, logits, 1.0, None, examples=examples)
+    assert found.ece_of_entities == pytest.approx((0.1 + 0.6) / 2)
+    assert found.ece == pytest.approx((0.1 + 0.6) / 6)
+    assert reliability(encoded, logits, 1.0, None).ece_of_entities is None
+    nothing = [np.where(np.arange(len(TAGS)) == other, 0.0, -50.0) * np.ones((3, 1))] * 2
+    assert reliability(encoded, nothing, 1.0, None, examples=examples).ece_of_entities is None
+    (line,) = describe_confidence({"int8": choose_confidence(encoded, logits, examples=examples)}, {})
+    assert "of words; of the entities that it gives it is" in line
+
+
 def test_a_line_tells_the_choice_and_its_effect_on_test_or_else_on_validation() -> None:
     logits, targets = drawn(2.0)
     encoded, said = as_texts(logits, targets)

@@ -232,8 +232,11 @@ def test_a_dry_run_prints_the_plan_and_writes_no_stage(given: Arguments) -> None
 
 
 def test_a_student_that_labels_alone_would_serve_better_is_told_so() -> None:
-    row = {"a": "int8", "b": "undistilled", "difference": -0.4, "low": -0.6, "high": -0.2, "supported": True}
-    assert "distillation made this model worse" in claims({"differences": [row]})[-1]
+    row = {"a": "int8", "b": "undistilled", "difference": -0.4, "low": -0.6, "high": -0.2, "differ": True}
+    told = claims({"differences": [row]})
+    assert "these two models differ" in told[0]
+    assert "distillation made this model worse" in told[-1]
+    assert "not shown to differ" in claims({"differences": [row | {"high": 0.1, "differ": False}]})[0]
     better = row | {"difference": 0.4, "low": 0.2, "high": 0.6}
     assert len(claims({"differences": [better]})) == 1
 

@@ -64,6 +64,29 @@ def test_no_generated_text_is_one_of_validation_or_test(tiny_teacher: Path, tmp_
     assert not {f"{start} {city}" for start in starts for city in cities} & set(generated.texts)
 
 
+def test_promises_are_made_on_a_quarter_of_validation_or_without_confidence(tiny_teacher: Path, tmp_path: Path) -> None:
+    rows = [{"text": f"send it to the {i}th town", "label": "yes" if i % 2 else "no"} for i in range(900)]
+    write_rows(tmp_path / "train.jsonl", rows[:50])
+    write_rows(tmp_path / "test.jsonl", rows[50:60])
+    given = {"teacher": str(tiny_teacher), "task": "text-classification", "data": str(tmp_path), "out": "out"}
+    given |= {"student": "layers=2,hidden=32,heads=4,ffn=32"}
+    write_rows(tmp_path / "validation.jsonl", rows[100:500])
+    (tmp_path / "more.txt").write_text("\n".join(str(row["text"]).upper() for row in rows[100:520]), encoding="utf-8")
+    inputs = prepare(Recipe(**given, promises=("precision=0.9",), unlabelled=(str(tmp_path / "more.txt"),)))
+    apart = inputs.promise_split()
+    assert apart is not None
+    assert (len(inputs.splits.validation), len(apart.examples), len(inputs.validation)) == (300, 100, 300)
+    assert len(inputs.unlabelled) == 20  # neither texts of validation nor those apart
+    assert any("100 texts of validation are set apart for promises" in each for each in inputs.warnings)
+    assert len(prepare(Recipe(**given)).splits.validation) == 400
+    write_rows(tmp_path / "validation.jsonl", rows[100:400])
+    few = prepare(Recipe(**given, promises=("precision=0.9",)))
+    assert few.promise_split() is None
+    assert any("--promise has no confidence: chosen on the same texts" in each for each in few.warnings)
+    with pytest.raises(BadInput, match=r"precision=0\.995 .* takes 598 right answers at least, and validation has 300"):
+        prepare(Recipe(**given, promises=("precision=0.995",)))
+
+
 def test_a_recipe_begins_with_what_a_run_cannot_do_without() -> None:
     lines = write_recipe(Recipe(**NEEDED)).splitlines()
     names = [line.split(" ")[0] for line in lines]

@@ -30,7 +30,7 @@ ROW: dict[str, Any] = {
 def document(method: str) -> dict[str, Any]:
     """What `compare` finds of `method` and one more."""
     losses = {"relations": {"steps": 100, "first": [2.5, 2.7], "last": [0.4, 0.5]}}
-    less = {"value": 0.0123, "low": 0.003, "high": 0.02}
+    less = {"value": 0.0123, "low": 0.003, "high": 0.02, "supported": True}
     one = ROW | {
         "method": method,
         "losses": losses,
@@ -97,6 +97,10 @@ def test_the_page_shows_the_table_its_chart_and_what_is_doubtful() -> None:
         in words
     )
     assert "Best on validation: minilmv2, 3x384, seed 2." in words
+    assert "Supported gains over labels: minilmv2, 3x384." in words
+    lone = document("minilmv2")
+    lone["rows"][0]["less_labels"] = {"value": 0.01, "low": 0.003, "high": 0.02, "supported": False}
+    assert "No gain over labels is supported." in Page(page(lone)).words()
     assert "Warnings minilmv2: the loss did not fall" in words
     assert "relations steps 100 first 2.5 to 2.7 last 0.4 to 0.5" in words
 

@@ -66,7 +66,7 @@ def benchmarked() -> dict[str, Any]:
 def transferred() -> dict[str, Any]:
     """Four sources with long names on four targets."""
     score = {"value": 0.9123, "low": 0.9012, "high": 0.9234, "seeds": [0.91, 0.92]}
-    minus = {"value": -0.0123, "low": -0.0212, "high": 0.0034, "seeds": [-0.01, 0.01]}
+    minus = {"value": -0.0123, "low": -0.0212, "high": 0.0034, "supported": False, "seeds": [-0.01, 0.01]}
     sources, targets = (
         [f"questions-of-customers-{i}" for i in range(4)],
         [f"messages-of-{i}" for i in range(4)],

@@ -142,7 +142,7 @@ def test_data_and_settings_that_cannot_be_scored_are_refused(
 def test_a_split_that_a_saved_data_set_does_not_have_is_not_made_up(intents: Path, tmp_path: Path) -> None:
     import datasets
 
-    split = datasets.Dataset.from_dict({"text": ["please fly"] * 20, "label": ["book"] * 20})
+    split = datasets.Dataset.from_dict({"text": [f"please fly {i}" for i in range(20)], "label": ["book"] * 20})
     datasets.DatasetDict({"train": split, "test": split}).save_to_disk(str(tmp_path / "saved"))
     with pytest.raises(BadInput, match="has no validation split"):
         stillroom.evaluate(str(intents), tmp_path / "saved", split="validation")

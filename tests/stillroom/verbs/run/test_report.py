@@ -94,6 +94,44 @@ def test_texts_out_of_scope_are_not_learned_and_the_graphs_are_judged_by_who_abs
         assert replace(test[graph], out_of_scope_texts=0, out_of_scope_abstained=None) == chosen.on(inputs.test, said)
 
 
+@pytest.mark.parametrize(("better", "shown"), [(24, False), (36, True)])
+def test_with_unlabelled_text_a_student_distils_unless_labels_are_shown_to_be_better(
+    better: int, shown: bool, tmp_path: Path
+) -> None:
+    rows = [{"text": f"send lamp {i}", "label": "refund" if i < better else "praise"} for i in range(40)]
+    for name in ("train", "validation", "test"):
+        write_rows(tmp_path / f"{name}.jsonl", [row | {"text": f"{row['text']} {name}"} for row in rows])
+    (tmp_path / "more.txt").write_text("a text without a label\n", encoding="utf-8")
+    recipe = recipe_of(tmp_path, tmp_path, task="text-classification")
+    found = []
+    for given in (recipe, replace(recipe, unlabelled=(str(tmp_path / "more.txt"),))):
+        run = Run(inputs := prepare(given))
+        for label, name in enumerate(("teacher", "undistilled")):  # the one says praise of all texts, the other refund
+            model = load(inputs.opened, TEXT_CLASSIFICATION, inputs.labels)
+            model.classifier.bias.data[label] = 100
+            run.folders[name] = tmp_path / name
+            right = (40 - better, better)[label] / 40
+            save(
+                model,
+                run.folders[name],
+                inputs,
+                Progress(validation=[(1, right)]),
+                details_of() | {"on_validation": right},
+            )
+        trials = {stage.name for stage in run.stages} & {"share-0.5", "share-0.9"}
+        compared = [stage for stage in run.stages if stage.name == "labels-against-teacher"]
+        for stage in compared:
+            assert stage.needed()
+            (tmp_path / "compared").mkdir()
+            assert stage.make
+            stage.make(tmp_path / "compared")
+            run.folders[stage.name] = tmp_path / "compared"
+        distils = next(stage for stage in run.stages if stage.name == "soft-labels").needed()
+        found.append((distils, len(trials), len(compared)))
+    # Without unlabelled text the better score decides, and two short trainings choose the share.
+    assert found == [(False, 2, 0), (not shown, 0, 1)]
+
+
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Judged:
     """A teacher that says one label of every text and a student that says another, exported and scored."""
