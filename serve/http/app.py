@@ -34,7 +34,7 @@ from serve.observe.process_metrics import ProcessMetrics
 from serve.observe.tracing import traces_from_environment
 from serve.settings import ServeSettings
 from serve.tasks import SERVED_TASKS
-from serve.workers.model_thread import in_a_thread
+from serve.workers.model_threads import in_a_thread
 from serve.workers.served_model import ServedModel, processes_for
 
 log = logging.getLogger("serve")

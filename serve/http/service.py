@@ -30,7 +30,7 @@ from serve.settings import Limits
 from serve.tasks.served_task import ServedTask
 from serve.text.inputs import TextWork, Work
 from serve.wording import counted
-from serve.workers.model_thread import WorkOutput, in_a_thread
+from serve.workers.model_threads import WorkOutput, in_a_thread
 from serve.workers.served_model import ServedModel
 
 log = logging.getLogger("serve")

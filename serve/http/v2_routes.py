@@ -25,7 +25,7 @@ from serve.tasks import task_of
 from serve.tasks.served_task import ServedTask
 from serve.text.answers import AnswerOptions, Logits
 from serve.text.inputs import TextWork, TokenWork, Work, check_limits, second_texts
-from serve.workers.model_thread import WorkOutput
+from serve.workers.model_threads import WorkOutput
 from serve.workers.served_model import ServedModel
 
 JSON_LENGTH = "Inference-Header-Content-Length"

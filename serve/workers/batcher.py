@@ -43,6 +43,8 @@ CLOSING = "the model is being closed; try again in a second"
 SPEED_SMOOTHING = 0.2
 # Seconds for a token until a batch has been measured: those of a small encoder on one core.
 UNMEASURED_S_PER_TOKEN = 50e-6
+# A further batch is given beside others if at least this many tokens wait. With fewer, a larger batch a little later is better.
+WORTH_ANOTHER = 256
 # A batch is picked, by similar length, from the first items in fair order: from as many as fill this many batches.
 CHOICE = 4
 PACKETS_A_BATCH = 2
@@ -88,6 +90,15 @@ class _Waiting(NamedTuple, Generic[Item, Result]):
     place: int
 
 
+class _Batch(NamedTuple, Generic[Item, Result]):
+    """A batch under way."""
+
+    running: asyncio.Future[None]
+    items: list[_Waiting[Item, Result]]
+    tokens: int
+    given_s: float
+
+
 class Batcher(Generic[Item, Result]):
     """Gives batches of the items of callers to the function of `open`; until that is called, items wait.
 
@@ -120,9 +131,8 @@ class Batcher(Generic[Item, Result]):
         self._queue: list[_Waiting[Item, Result]] = []  # those of callers that have gone included
         self._waiting = self._queued_tokens = 0  # without these
         self._run: Run[Item, Result] | None = None
-        self._batch: asyncio.Future[None] | None = None  # the batch under way
-        self._under_way: list[_Waiting[Item, Result]] = []  # its items
-        self._under_way_tokens, self._given_s = 0, 0.0
+        self._at_once = 1  # batches under way at most
+        self._under_way: list[_Batch[Item, Result]] = []
         self._after_another = False  # whether a batch has just ended
         self._feeding = False  # whether `_feed` is to be called in the next iteration of the loop
         self._packet_tokens = batch_tokens / PACKETS_A_BATCH
@@ -209,22 +219,25 @@ class Batcher(Generic[Item, Result]):
         return wait_s if wait_s > self._max_queue_s else 0.0
 
     def _turn_s(self, tokens: int, held_s: float) -> float:
-        """Estimated seconds until the first `tokens` of the queue are computed, which begins in `held_s`.
+        """Estimated seconds until the first `tokens` of the queue are computed, which begins in `held_s`, by all batches at once.
 
         Until a speed is measured, the queue counts nothing: until then the limits of texts and tokens bound it.
         """
-        return held_s + tokens * (self._s_per_token or 0.0)
+        return held_s + tokens * (self._s_per_token or 0.0) / self._at_once
 
     def _held_s(self) -> float:
-        """Estimated seconds of computing before what is left of the batch under way is one batch."""
-        if self._under_way_tokens <= self._batch_tokens:
+        """Estimated seconds before another batch is given, or what is left of one under way is as long as a batch."""
+        if len(self._under_way) < self._at_once:
             return 0.0
         s_per_token = self._s_per_token or UNMEASURED_S_PER_TOKEN
-        took_s = self._clock() - self._given_s
-        left_s = self._under_way_tokens * s_per_token - took_s
-        # What is late may be late as long again; what nothing is known of may take as long again as it has taken.
-        left_s = max(left_s, -left_s if self._s_per_token else took_s)
-        return max(0.0, left_s - self._batch_tokens * s_per_token)
+        held_s = []
+        for tokens, given_s in ((each.tokens, each.given_s) for each in self._under_way):
+            took_s = self._clock() - given_s
+            left_s = tokens * s_per_token - took_s
+            # What is late may be late as long again; what nothing is known of may take as long again as it has taken.
+            left_s = max(left_s, -left_s if self._s_per_token else took_s)
+            held_s.append(max(0.0, left_s - self._batch_tokens * s_per_token) if tokens > self._batch_tokens else 0.0)
+        return min(held_s)
 
     def _tokens_until(self, start: float) -> int:
         return sum(each.tokens for each in self._queue if each.start <= start and not each.caller.gone)
@@ -236,18 +249,18 @@ class Batcher(Generic[Item, Result]):
             return 0.0
         if self._s_per_token is None:
             return 1.0
-        return self._queued_tokens * self._s_per_token
+        return self._queued_tokens * self._s_per_token / self._at_once
 
-    def open(self, run: "Run[Item, Result]") -> None:
-        """Computes with `run` from now on."""
+    def open(self, run: "Run[Item, Result]", at_once: int = 1) -> None:
+        """Computes with `run` from now on, which is given up to `at_once` batches at a time: one, and in a longer queue others."""
         self._refusal = None
-        self._run = run
+        self._run, self._at_once = run, at_once
         self._feed_soon(asyncio.get_running_loop())
 
     def give_up(self, reason: str) -> None:
         """Fails all items, those under way and new ones too, with Unavailable and `reason`, until the batcher is opened again."""
         self._refusal = reason
-        for each in self._under_way:
+        for each in itertools.chain.from_iterable(batch.items for batch in self._under_way):
             each.caller.take(each.place, Unavailable(reason))
         waiting, self._queue, self._waiting, self._queued_tokens, self._counted_before = self._queue, [], 0, 0, 0
         for each in waiting:
@@ -258,8 +271,8 @@ class Batcher(Generic[Item, Result]):
         """Refuses new items, and waits until all accepted ones are answered."""
         self._closing = True
         self._feed()
-        while self._batch is not None:
-            await asyncio.wait([self._batch])
+        while self._under_way:
+            await asyncio.wait([batch.running for batch in self._under_way])
             await asyncio.sleep(0)  # the next batch is given in the next iteration of the loop
         if self._waiting:  # nothing will compute these
             self.give_up(CLOSING)
@@ -271,16 +284,17 @@ class Batcher(Generic[Item, Result]):
             loop.call_soon(self._feed)
 
     def _feed(self) -> None:
-        """Gives the next batch, unless one is under way or no item waits."""
+        """Gives batches while items wait: one if none is under way, and others if many tokens wait."""
         self._feeding = False
-        if self._run is not None and self._batch is None and self._waiting:
+        while self._run and self._waiting and len(self._under_way) < self._at_once:
+            if self._under_way and self._queued_tokens < WORTH_ANOTHER:
+                break
             self._give(self._run)
 
     def _give(self, run: "Run[Item, Result]") -> None:
         given_s = self._clock()
         batch, full = self._take()
         tokens = sum(each.tokens for each in batch)
-        self._given_s, self._under_way, self._under_way_tokens = given_s, batch, tokens
         self._released("idle" if not self._after_another else "full" if full else "freed", len(batch))
         undone = set(range(len(batch)))
 
@@ -295,19 +309,20 @@ class Batcher(Generic[Item, Result]):
                 outcome = error if isinstance(error, Exception) else Unavailable("the server is stopping")
             for place in list(undone):
                 done(place, outcome)
-            self._batch, self._under_way, self._under_way_tokens = None, [], 0
+            self._under_way = [each for each in self._under_way if each.running is not running]
             if error is None:
                 self._note_speed(tokens, self._clock() - given_s)
             self._after_another = True
             self._feed()
-            self._after_another = self._batch is not None
+            self._after_another = bool(self._under_way)
 
         try:
-            self._batch = asyncio.ensure_future(run([each.item for each in batch], done))
+            running: asyncio.Future[None] = asyncio.ensure_future(run([each.item for each in batch], done))
         except Exception as error:
-            self._batch = asyncio.get_running_loop().create_future()
-            self._batch.set_exception(error)
-        self._batch.add_done_callback(ended)
+            running = asyncio.get_running_loop().create_future()
+            running.set_exception(error)
+        self._under_way.append(_Batch(running, batch, tokens, given_s))
+        running.add_done_callback(ended)
 
     def _note_speed(self, tokens: int, seconds: float) -> None:
         if self._s_per_token is None and tokens < self._batch_tokens // 4:

@@ -24,7 +24,7 @@ from serve.tasks import open_bundle, task_of
 from serve.text.answers import Parts
 from serve.text.inputs import TokenWork, Work
 from serve.workers.batcher import Batcher, Wait
-from serve.workers.model_thread import HUNG_S, ModelThread, WorkOutput, WorkRequest, in_a_thread
+from serve.workers.model_threads import HUNG_S, ModelThreads, WorkOutput, WorkRequest, in_a_thread
 
 if TYPE_CHECKING:
     from serve.model.pipeline import Pipeline
@@ -38,6 +38,7 @@ UNWANTED_S = 2.0
 # What the threads of a model yield to that of the event loop, which needs a core for moments only, but at once; and the thread of
 # long texts, which hold a core for long, to that of the others.
 NICE, NICE_FOR_LONG = 5, 10
+MOST_AT_ONCE = 4
 
 
 class ModelDescription(TypedDict):
@@ -124,7 +125,7 @@ class ServedModel:
             for _ in range(2)
         )
         """Of texts that fit a batch, and of longer ones."""
-        self._running: list[ModelThread] = []
+        self._running: list[ModelThreads] = []
         self.ready = False
         """Whether it can compute."""
         self.on_broken: Callable[[str], None] = lambda reason: None
@@ -139,9 +140,10 @@ class ServedModel:
         except TimeoutError as error:
             raise Unavailable(f"model {self.manifest.name!r} could not be opened: {error}") from error
         for batcher, niceness in zip(self.batchers, (NICE, NICE_FOR_LONG), strict=True):
-            running = ModelThread(pipeline, self._observe, self._broken, niceness)
+            count = batches_at_once(self.threads)
+            running = ModelThreads(pipeline, self._observe, self._broken, count=count, niceness=niceness)
             self._running.append(running)
-            batcher.open(running.run)
+            batcher.open(running.run, count)
         self.ready = True
         self._metrics.serving(
             self.manifest.name,
@@ -287,6 +289,11 @@ class ServedModel:
             self._confidence.add(len(parts.scores), sum(parts.scores))
         if self._tokens:
             self._tokens.add(parts.texts, parts.tokens)
+
+
+def batches_at_once(threads: int) -> int:
+    """The batches that one process computes at a time in a long queue, so that a large request has other cores where they are idle."""
+    return max(1, min(MOST_AT_ONCE, available_cores() // threads))
 
 
 def _opened(*asked: Any, **how: Any) -> "Pipeline":

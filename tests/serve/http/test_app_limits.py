@@ -24,6 +24,7 @@ from serve.errors import BadInput
 from serve.http.app import create_app
 from serve.model.session import Session
 from serve.settings import Limits, ServeSettings
+from serve.workers import served_model
 from serve.workers.batcher import _Caller
 
 
@@ -72,6 +73,12 @@ async def until(client: httpx.AsyncClient, line: str) -> None:
 @asynchronous
 async def test_a_second_long_text_is_told_when_to_come_again_and_a_short_one_is_answered(entities_bundle: Path) -> None:
     app = create_app([entities_bundle])
+    with pytest.MonkeyPatch.context() as one_core:
+        one_core.setattr(served_model, "MOST_AT_ONCE", 1)
+        await _refused_behind_a_long_text(app)
+
+
+async def _refused_behind_a_long_text(app: Starlette) -> None:
     async with client_of(app) as client:
         run = Session.run
 
@@ -142,7 +149,7 @@ def test_the_models_threads_end_with_the_server_or_its_failure(entities_bundle: 
         return sum(thread.name == "model" for thread in threading.enumerate())
 
     async def scenario(client: httpx.AsyncClient) -> None:
-        assert model_threads() == 2
+        assert model_threads() >= 2  # of short texts, and of long ones
         if broken_off:
             raise KeyError("what it stands in")
 
@@ -177,6 +184,7 @@ def test_a_reload_serves_the_new_bundle_and_drops_no_request(bundle_copy: Path) 
         return str((await client.get("/v1/models")).json()["models"][0]["digest"])
 
     async def scenario(client: httpx.AsyncClient) -> None:
+        threads = sum(thread.name == "model" for thread in threading.enumerate())
         before = await digest(client)
         write_manifest(bundle_copy, max_length=31)
         statuses: list[int] = []
@@ -192,7 +200,7 @@ def test_a_reload_serves_the_new_bundle_and_drops_no_request(bundle_copy: Path) 
         assert set(statuses) == {200}
         assert (await client.get("/v1/models")).json()["models"][0]["max_length"] == 31
         async with asyncio.timeout(PATIENCE_S):
-            while sum(thread.name == "model" for thread in threading.enumerate()) != 2:  # the old one's are gone
+            while sum(thread.name == "model" for thread in threading.enumerate()) > threads:  # the old one's are gone
                 await asyncio.sleep(0.01)
 
         # What is no bundle is not taken.

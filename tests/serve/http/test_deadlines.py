@@ -25,7 +25,7 @@ from serve.http.deadlines import Deadlines
 from serve.http.service import Service
 from serve.observe.metrics import Metrics
 from serve.settings import Limits
-from serve.workers.model_thread import in_a_thread
+from serve.workers.model_threads import in_a_thread
 from serve.workers.served_model import ServedModel
 
 QUEUED = 'stillroom_queue_texts{model="cities"}'

@@ -25,7 +25,7 @@ from serve.observe.request_context import RequestContext
 from serve.settings import Limits
 from serve.text.answers import AnswerOptions
 from serve.text.inputs import TextWork
-from serve.workers import model_thread, served_model
+from serve.workers import model_threads, served_model
 from serve.workers.served_model import ServedModel
 
 # 5,000 bytes count as 1,252 tokens, which is more than a batch. It is read in windows of 32 tokens, the most that these models read.
@@ -56,6 +56,12 @@ class Runs:
         if self.error:
             raise self.error
         return really_run(session, rows)
+
+
+@pytest.fixture(autouse=True)
+def _one_batch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on one core, so that what is queued is the same on every machine."""
+    monkeypatch.setattr(served_model, "MOST_AT_ONCE", 1)
 
 
 @pytest.fixture
@@ -229,7 +235,7 @@ async def test_requests_of_a_broken_model_get_unavailable_and_its_owner_is_told(
             model._running[0]._pipeline.session.device = "cuda"  # where an error lasts as long as the process
             runs.error = RuntimeError("CUDA error")
         else:
-            monkeypatch.setattr(model_thread, "HUNG_S", 0.2)
+            monkeypatch.setattr(model_threads, "HUNG_S", 0.2)
             runs.held = everything
             long = ask(model, LONG)
         computed, waits = ask(model, "rome"), ask(model, "fly from oslo to paris i")  # too long for the same batch

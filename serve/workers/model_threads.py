@@ -1,4 +1,4 @@
-"""A thread that runs the model: batches of works in, their answers to the event loop out, run by run.
+"""Threads that run the model: batches of works in, their answers to the event loop out, run by run.
 
 Tokenizer and runtime release Python's lock while they compute, so the event loop goes on meanwhile.
 """
@@ -71,22 +71,31 @@ class _Batch:
             self.ended.set_exception(error)
 
 
-class ModelThread:
-    """One thread that computes batches, in order; `run` is a function for `Batcher.open`.
+class ModelThreads:
+    """Threads that compute batches, each one at a time; `run` is a function for `Batcher.open`.
 
-    `niceness` is what the thread yields to others of this machine (Linux has one for each thread). `observe` gets the times of each
+    `niceness` is what they yield to others of this machine (Linux has one for each thread). `observe` gets the times of each
     run. `on_broken` is called with the reason when the model raises, or takes longer than `HUNG_S` for one batch: such a thread
     cannot be ended, only its process.
     """
 
     def __init__(
-        self, pipeline: "Pipeline", observe: Callable[[Parts], None], on_broken: Callable[[str], None], niceness: int
+        self,
+        pipeline: "Pipeline",
+        observe: Callable[[Parts], None],
+        on_broken: Callable[[str], None],
+        *,
+        count: int,
+        niceness: int,
     ) -> None:
         self._pipeline, self._observe, self._on_broken = pipeline, observe, on_broken
         self._loop = asyncio.get_running_loop()
         self._batches: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._compute, args=(niceness,), name="model", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._compute, args=(niceness,), name="model", daemon=True) for _ in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def run(self, requests: list[WorkRequest], done: Done[WorkOutput]) -> asyncio.Future[None]:
         """Computes a batch. Its answers go to `done`, with their times in each item's context; the future is done after the last.
@@ -100,10 +109,15 @@ class ModelThread:
         return batch.ended
 
     async def end(self, within_s: float) -> None:
-        """Ends the thread after its batches; returns at the latest after `within_s`."""
-        self._batches.put(None)
+        """Ends the threads after their batches; returns at the latest after `within_s`."""
+        for _ in self._threads:
+            self._batches.put(None)
         with suppress(TimeoutError):
-            await in_a_thread(self._thread.join, within_s)
+            await in_a_thread(self._join, within_s)
+
+    def _join(self) -> None:
+        for thread in self._threads:
+            thread.join()
 
     def _compute(self, niceness: int) -> None:
         with suppress(AttributeError, OSError):  # not on each system
@@ -111,6 +125,7 @@ class ModelThread:
         while (batch := self._batches.get()) is not None:
             with suppress(RuntimeError):  # the loop is closed, and nobody waits any longer
                 self._answer(batch)
+            del batch  # with its requests, which would stay in memory until the next one
 
     def _answer(self, batch: _Batch) -> None:
         tell = self._loop.call_soon_threadsafe
