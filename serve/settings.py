@@ -20,7 +20,9 @@ class Limits:
         at_least=1,
     )
     queued_texts: int = setting(
-        4096, help="Most texts that wait for one model; a request that does not fit gets 429.", at_least=1
+        4096,
+        help="Most texts that wait for one model, and as many long ones; a request that does not fit gets 429.",
+        at_least=1,
     )
     queue_s: float = setting(
         0.5,

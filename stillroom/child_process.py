@@ -52,12 +52,6 @@ class ChildProcesses(ProcessPoolExecutor):
         self.shutdown(wait=wait, cancel_futures=True)
 
 
-def settle_threads(threads: int) -> None:
-    """Bounds the tokenizer's threads, which are one for every core otherwise. Call it before tokenizers is loaded."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
-    os.environ["RAYON_NUM_THREADS"] = str(threads)
-
-
 def _begin(lifeline: Connection, begin: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()

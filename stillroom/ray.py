@@ -1,7 +1,7 @@
 """Bundles as an application of Ray Serve: `serve run stillroom.ray:application bundle=PATH`.
 
 A replica is one process of the server but for its connections, which Ray Serve has: the same app, the same queue, models of its own.
-So answers are those of `stillroom serve`, a crash of the model's runtime is not one of the replica, and texts that wait share a batch.
+So answers are those of `stillroom serve`, and texts that wait share a batch; Ray replaces a replica that crashes.
 """
 
 import os
@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from compress.input_errors import Faults
+from serve.bundle.cpu import settle_threads
 from serve.bundle.remote_files import is_url
 from serve.errors import BadInput, BundleError, StillroomError
 from serve.http.access import Access, Origins
@@ -151,6 +152,7 @@ def app_builder(
                 f"{KEYS_VARIABLE} is set where the application was started, and not in this replica; set it before `ray start` on "
                 "every machine, or give keys=FILE"
             )
+        settle_threads(settings.threads or 1)
         access = Access(read_keys(settings.keys), Origins(settings.allow_origin), open_metrics=settings.open_metrics)
         # A replica that replaces another serves what the others do, though a URL may have a new bundle by now.
         app = create_app(bundles, settings, access, known=digests.values())

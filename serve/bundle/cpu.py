@@ -161,3 +161,9 @@ def _text(file: Path) -> str:
     except OSError:
         # Not Linux, or a group that this process cannot see.
         return ""
+
+
+def settle_threads(threads: int) -> None:
+    """Bounds the tokenizer's threads, which are one for every core otherwise. Call it before tokenizers is loaded."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
+    os.environ["RAYON_NUM_THREADS"] = str(threads)

@@ -97,8 +97,8 @@ def choose(
     if runtime == "openvino" and not (has_openvino() if openvino is None else openvino):
         runtime = "onnxruntime"
         notes.append(
-            f"variant {name!r} of {bundle.manifest.name!r} was measured in OpenVINO, which is not installed: onnxruntime runs it "
-            f"instead; {INSTALL_OPENVINO}"
+            f"variant {name!r} of {bundle.manifest.name!r} was measured in OpenVINO, which is not installed or "
+            f"crashed here: onnxruntime runs it instead; {INSTALL_OPENVINO}"
         )
     if variant.scheme == "dynamic":
         notes.append(

@@ -17,6 +17,7 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
+from serve.bundle.cpu import settle_threads
 from serve.errors import BadInput, BundleError, StillroomError
 from serve.files import drop_unwritten
 from serve.http.access import Access, Bodies, Origins
@@ -41,8 +42,8 @@ log = logging.getLogger("serve")
 
 # How long the keys, and the certificate, may take to be read again.
 READ_S = 10.0
-# How long a process whose model is broken answers errors before it ends.
-BROKEN_S = 0.5
+# How long a process whose model is broken has for the requests of its other models before it ends.
+BROKEN_S = 2.0
 
 
 def create_app(
@@ -149,6 +150,8 @@ def serve(
     with surviving_hangup(), logs():
         if settings.fronts:
             log.warning("--fronts is ignored: each of the %d processes reads requests; leave it out", processes)
+        if not processes:
+            settle_threads(settings.threads or 1)
         server = None if processes else _server(bundles, settings)
         with listening(settings.host, settings.port) as listener:
             if not (knows_clients(settings) or is_loopback(settings.host)):
@@ -167,6 +170,7 @@ def serve(
 
             def work(share: ProcessShare) -> None:
                 with logs():
+                    settle_threads(settings.threads or 1)
                     _server(bundles, of_process(settings, share), share, counts).run(
                         share.control, lambda: share.send({"digests": share.digests})
                     )
@@ -288,11 +292,18 @@ def _join(service: Service, watch: Watch, share: ProcessShare) -> None:
         share.board.lives_s[share.number] = int(time.monotonic())
 
     def end(reason: str) -> None:
-        """Ends this process, in which a thread cannot be ended, once its requests have got an error; another one is started."""
+        """Ends this process, in which a thread cannot be ended, a little later: others get no errors, and another one is started."""
+        share.send({"leaving": True})
         asyncio.get_running_loop().call_later(BROKEN_S, os._exit, 1)
 
+    def try_again(reason: str) -> None:
+        """Ends a process that replaces another and cannot do its work; the next one is started after a pause."""
+        if share.board.starts[share.number] > 1:
+            share.send({"error": "Unavailable", "message": reason})
+            end(reason)
+
     watch.on_turn = note_life
-    service.on_broken = end
+    service.on_broken, service.on_unopened = end, try_again
     service.process_metrics = ProcessMetrics(service.metrics, share.sockets, share.number, share.processes)
     restarts = Counter(
         "stillroom_process_restarts", "Processes that replaced this one after it died", [], service.metrics.registry

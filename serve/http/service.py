@@ -1,6 +1,7 @@
 """The endpoints of `/v1` and the pages, and what all endpoints share: models, limits, metrics."""
 
 import asyncio
+import gc
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from serve.bundle.remote_files import shown
-from serve.errors import BadInput, BundleError, DeadlineExceeded, NotFound, StillroomError, Unavailable
+from serve.errors import BadInput, BundleError, DeadlineExceeded, NotFound, Unavailable
 from serve.http.connections.exchange import GONE
 from serve.http.connections.sockets import reloading_on_hangup
 from serve.http.deadlines import Deadlines
@@ -89,6 +90,8 @@ class Service:
         """Whether every process has had its models."""
         self.on_broken: Callable[[str], None] = lambda reason: None
         """Called with the reason when only a new process can run a model."""
+        self.on_unopened: Callable[[str], None] = lambda reason: None
+        """Called with the reason when a model cannot be opened at the start."""
         self.on_reloaded: Callable[[], None] = lambda: None
         self._warming: asyncio.Task[None] | None = None
         self._last_api_description: ApiDescription | None = None
@@ -290,7 +293,7 @@ class Service:
                     )
                 new.on_broken = self.on_broken
                 await new.start()
-            except (StillroomError, OSError) as error:
+            except Exception as error:  # runtimes have their own, such as for lack of memory
                 log.error("model %r stays as it was; its bundle cannot be opened again: %s", name, error)
                 self.metrics.reloads.labels(name, "failed").inc()
                 continue
@@ -300,6 +303,7 @@ class Service:
             log.warning("model %r is now %s", name, new.manifest.digest[:12])
             await old.stop()
             self._replaced.remove(old)
+            gc.collect()  # whole collections are rare, and the model is large
         if all(model.ready for model in self.models.values()):
             self.on_warm()
         self.on_reloaded()
@@ -310,10 +314,11 @@ class Service:
             model.on_broken = self.on_broken
             try:
                 await model.start()
-            except (StillroomError, OSError) as error:
+            except Exception as error:  # runtimes have their own, such as for lack of memory
                 log.error("model %r cannot be served: %s", model.manifest.name, error)
                 model.give_up(f"model {model.manifest.name!r} cannot be served; see the server's log")
                 all_warm = False
+                self.on_unopened(f"model {model.manifest.name!r} cannot be served: {error}")
         if all_warm:
             self.on_warm()
             fields = {"models": ",".join(self.models), "seconds": round(time.perf_counter() - began_s, 2)}

@@ -345,12 +345,12 @@ def open_pipeline(bundle: Bundle, variant: str, threads: int, device: Device, *,
     """
     try:
         pipeline = Pipeline(bundle, variant, threads, openvino=openvino, device=device, log_notes=False)
-    except BundleError as error:
+        pipeline.warm_up()
+    except Exception as error:  # OpenVINO has plain RuntimeErrors in a run
         if not openvino:
             raise
         log.error("OpenVINO cannot run %s here, and onnxruntime runs it instead: %s", bundle.path, error)
-        pipeline = Pipeline(bundle, variant, threads, openvino=False, device=device, log_notes=False)
-    pipeline.warm_up()
+        return open_pipeline(bundle, variant, threads, device, openvino=False)
     return pipeline
 
 

@@ -1,1 +1,1 @@
-"""From many callers to batches to worker processes: the queue, the processes, and the supervisor that replaces dead ones."""
+"""From many callers to batches to the threads that run the model."""

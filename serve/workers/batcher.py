@@ -276,6 +276,7 @@ class Batcher(Generic[Item, Result]):
             await asyncio.sleep(0)  # the next batch is given in the next iteration of the loop
         if self._waiting:  # nothing will compute these
             self.give_up(CLOSING)
+        self._run = None  # with the model behind it
 
     def _feed_soon(self, loop: asyncio.AbstractEventLoop) -> None:
         """Gives a batch in the next iteration of the loop, so that items which come in this one share it."""

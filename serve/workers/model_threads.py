@@ -4,18 +4,20 @@ Tokenizer and runtime release Python's lock while they compute, so the event loo
 """
 
 import asyncio
+import logging
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 import msgspec
 
-from serve.errors import StillroomError
+from serve.errors import InternalError, StillroomError
 from serve.observe.request_context import RequestContext, Stages
 from serve.text.answers import Logits, Parts
 from serve.text.inputs import Work
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
     from serve.model.pipeline import Pipeline
 
 
-# Longest time for one batch, and for opening a model. A model that takes longer counts as hung.
+log = logging.getLogger("serve")
+
+# Longest time from one run of the model to the next, and for opening a model. A model that takes longer counts as hung.
 HUNG_S = 120.0
 
 WorkOutput = bytes | Logits
@@ -47,6 +51,7 @@ class _Batch:
         self.requests, self.done = requests, done
         self.stages = Stages(time.perf_counter(), 0.0, 0.0, 0.0)
         self.ended: asyncio.Future[None] = loop.create_future()
+        self.watch: asyncio.TimerHandle | None = None
         self._unwanted: list[int] = []
         for each in requests:
             each.context.when_abandoned.add(self.drop)
@@ -58,6 +63,11 @@ class _Batch:
     def unwanted(self) -> list[int]:
         """The indices of the items that nobody waits for; called by the thread before each run."""
         return self._unwanted
+
+    def end_watch(self, _ended: object = None) -> None:
+        """Waits for no more answers."""
+        if self.watch:
+            self.watch.cancel()
 
     def end(self, error: Exception | None) -> None:
         """Ends the wait for the batch, with `error` if there is one."""
@@ -75,8 +85,8 @@ class ModelThreads:
     """Threads that compute batches, each one at a time; `run` is a function for `Batcher.open`.
 
     `niceness` is what they yield to others of this machine (Linux has one for each thread). `observe` gets the times of each
-    run. `on_broken` is called with the reason when the model raises, or takes longer than `HUNG_S` for one batch: such a thread
-    cannot be ended, only its process.
+    run. `on_broken` is called with the reason when a GPU fails, or no run ends for `HUNG_S`: such a thread cannot be ended, only its
+    process.
     """
 
     def __init__(
@@ -103,10 +113,15 @@ class ModelThreads:
         Items whose request is abandoned are dropped before the next run of the model.
         """
         batch = _Batch(requests, done, self._loop)
-        watch = self._loop.call_later(HUNG_S, self._on_broken, f"it gave no answer within {HUNG_S:g} s")
-        batch.ended.add_done_callback(lambda ended: watch.cancel())
+        self._watch(batch)
+        batch.ended.add_done_callback(batch.end_watch)
         self._batches.put(batch)
         return batch.ended
+
+    def _watch(self, batch: _Batch) -> None:
+        """From now on the next answers of `batch` are waited for."""
+        batch.end_watch()
+        batch.watch = self._loop.call_later(HUNG_S, self._on_broken, f"it gave no answer within {HUNG_S:g} s")
 
     async def end(self, within_s: float) -> None:
         """Ends the threads after their batches; returns at the latest after `within_s`."""
@@ -120,8 +135,7 @@ class ModelThreads:
             thread.join()
 
     def _compute(self, niceness: int) -> None:
-        with suppress(AttributeError, OSError):  # not on each system
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + niceness)
+        renice(niceness)
         while (batch := self._batches.get()) is not None:
             with suppress(RuntimeError):  # the loop is closed, and nobody waits any longer
                 self._answer(batch)
@@ -130,7 +144,7 @@ class ModelThreads:
     def _answer(self, batch: _Batch) -> None:
         tell = self._loop.call_soon_threadsafe
         encode = msgspec.json.Encoder().encode
-        left, error = len(batch.requests), None
+        left, error = len(batch.requests), cast(InternalError | None, None)
         try:
             for answers, parts in self._pipeline.answered([each.work for each in batch.requests], None, batch.unwanted):
                 outputs: list[tuple[int, WorkOutput | StillroomError]] = []
@@ -141,10 +155,14 @@ class ModelThreads:
                     outputs.append((place, answer if isinstance(answer, StillroomError | Logits) else encode(answer)))
                 left -= len(outputs)
                 tell(self._deliver, batch, outputs, parts, not left)
-        except Exception as failure:
+        except InternalError as failure:  # on a GPU, which may not recover before the process ends
             error = failure
-        if error:  # before the batch ends, so that no other one is given to this thread
-            tell(self._on_broken, f"it failed ({error})")
+            tell(
+                self._on_broken, f"it failed ({error})"
+            )  # before the batch ends, so that no other one is given to this thread
+        except Exception:
+            log.exception("the model %r failed", self._pipeline.manifest.name)
+            error = InternalError("the model failed")
         if left:  # dropped, or the model failed
             tell(batch.end, error)
 
@@ -152,6 +170,7 @@ class ModelThreads:
         self, batch: _Batch, answers: list[tuple[int, WorkOutput | StillroomError]], parts: Parts, last: bool
     ) -> None:
         """Passes on the answers of one run, in the event loop."""
+        self._watch(batch)
         batch.stages = batch.stages.after(parts.tokenise_s, parts.run_s, parts.decode_s)
         if last:
             # Before the answers are passed on: their callers wake after the next batch is given, so that the thread does not wait for all
@@ -164,6 +183,13 @@ class ModelThreads:
                 request.context.failed_texts.append(request.place)
             batch.done(place, answer)
         self._observe(parts)
+
+
+def renice(niceness: int) -> None:
+    """Has this thread, and those that it starts, yield to others by `niceness` more; only on Linux, where each has its own."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + niceness)
 
 
 async def in_a_thread(call: Callable[[], Result], limit_s: float) -> Result:

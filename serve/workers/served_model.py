@@ -23,8 +23,8 @@ from serve.settings import Limits
 from serve.tasks import open_bundle, task_of
 from serve.text.answers import Parts
 from serve.text.inputs import TokenWork, Work
-from serve.workers.batcher import Batcher, Wait
-from serve.workers.model_threads import HUNG_S, ModelThreads, WorkOutput, WorkRequest, in_a_thread
+from serve.workers.batcher import Batcher, Reason, Wait
+from serve.workers.model_threads import HUNG_S, ModelThreads, WorkOutput, WorkRequest, in_a_thread, renice
 
 if TYPE_CHECKING:
     from serve.model.pipeline import Pipeline
@@ -113,6 +113,13 @@ class ServedModel:
             lengths = Expected(scores.texts, scores.tokens_mean, scores.tokens_deviation)
             self._tokens = Drift(self.manifest.name, "tokens", lengths, metrics)
         self._long_tokens = limits.batch_tokens
+        count = partial(
+            metrics.released.labels, bundle.manifest.name
+        )  # it must not refer to this model: garbage is collected rarely
+
+        def released(reason: Reason, texts: int) -> None:
+            count(reason).inc()
+
         self.batchers: tuple[Batcher[WorkRequest, WorkOutput], ...] = tuple(
             Batcher(
                 batch_tokens=limits.batch_tokens,
@@ -120,7 +127,7 @@ class ServedModel:
                 max_tokens=limits.queued_texts * QUEUED_TOKENS_PER_TEXT,
                 max_queue_s=limits.queue_s,
                 max_wait_ms=limits.max_wait_ms,
-                released=lambda reason, texts: metrics.released.labels(self.manifest.name, reason).inc(),
+                released=released,
             )
             for _ in range(2)
         )
@@ -297,6 +304,7 @@ def batches_at_once(threads: int) -> int:
 
 
 def _opened(*asked: Any, **how: Any) -> "Pipeline":
+    renice(NICE)  # so that the threads of the runtime and the tokenizer inherit it
     from serve.model.pipeline import open_pipeline  # it loads the runtime, which the process that accepts does not need
 
     return open_pipeline(*asked, **how)

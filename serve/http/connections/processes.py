@@ -41,6 +41,9 @@ LONGEST_PAUSE_S = 10.0
 FULL_S = 2.0
 # A process whose event loop has not turned for this time is killed and replaced; how often that is looked at.
 HUNG_S, LOOK_S = 120.0, 5.0
+CRASHES = frozenset(
+    getattr(signal, name) for name in ("SIGSEGV", "SIGILL", "SIGABRT", "SIGBUS", "SIGFPE") if hasattr(signal, name)
+)
 
 
 class SharedCounters:
@@ -340,8 +343,11 @@ class HttpProcesses:
                 process.error = getattr(errors, said["error"])(said["message"])
             elif "warm" in said:
                 process.warm = True
+            elif "leaving" in said:
+                process.open = False
             else:
                 self._digests = said["digests"]
+                self._board.lives_s[process.number] = int(time.monotonic())
                 process.open = True
         opened = [each.open for each in self._processes.values()]
         self._accepts(any(opened))
@@ -358,12 +364,17 @@ class HttpProcesses:
             self._selector.unregister(process.control)
         process.control.close()
         self._accepts(self._accepting and any(each.open for each in self._processes.values()))
-        if self._stop_s is not None:
+        if self._stop_s is not None or {signal.SIGTERM, signal.SIGINT} & {*self._signals}:
             if status not in (0, -signal.SIGTERM):  # by the signal, if it had not begun to serve
                 log.error("process %d ended with status %s", process.number, status)
             return
-        if status < 0 and not process.warm:
+        if -status in CRASHES and not process.warm and self._openvino is None:
             self._openvino = False
+            log.error(
+                "process %d crashed before its models were warm; none runs in OpenVINO from now on", process.number
+            )
+            self._try_later(process.number, at_once=True)
+            return
         if not self._announced:
             raise process.error or Unavailable(f"process {process.number} ended with status {status}; see its log")
         why = f": {process.error.message}" if process.error else ""
@@ -376,7 +387,8 @@ class HttpProcesses:
             return
         self._looked_s = now_s
         for process in self._processes.values():
-            if not late and now_s - self._board.lives_s[process.number] > HUNG_S:
+            # One that opens bundles, which may be far away, has no event loop yet.
+            if process.open and not late and now_s - self._board.lives_s[process.number] > HUNG_S:
                 log.error("process %d has not moved for %g s, and is killed", process.number, HUNG_S)
                 os.kill(process.pid, signal.SIGKILL)
 

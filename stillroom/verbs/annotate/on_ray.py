@@ -18,12 +18,11 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from serve.bundle.cpu import available_cores
+from serve.bundle.cpu import available_cores, settle_threads
 from serve.bundle.fetched import kept
 from serve.bundle.manifest import MANIFEST, Bundle
 from serve.errors import BadInput, BundleError, StillroomError
 from serve.tasks import open_bundle
-from stillroom.child_process import settle_threads
 from stillroom.verbs.annotate.annotator import Annotator, Ready, bundle_changed, versions
 from stillroom.verbs.annotate.parts import Job
 

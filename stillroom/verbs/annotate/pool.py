@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from serve.bundle.cpu import settle_threads
 from serve.bundle.runtimes import Device, choose
 from serve.errors import BadInput, BundleError, InternalError, StillroomError
 from serve.tasks import open_bundle
 from serve.text.inputs import TextWork, estimated_tokens
 from serve.workers.served_model import processes_for
-from stillroom.child_process import ChildProcesses, settle_threads
+from stillroom.child_process import ChildProcesses
 
 if TYPE_CHECKING:
     from serve.model.pipeline import Pipeline

@@ -13,8 +13,9 @@ from concurrent.futures.process import BrokenProcessPool
 from types import FrameType
 from typing import Any, Protocol
 
+from serve.bundle.cpu import settle_threads
 from serve.errors import BadInput, InternalError, StillroomError
-from stillroom.child_process import ChildProcesses, settle_threads
+from stillroom.child_process import ChildProcesses
 from stillroom.console import say
 from stillroom.verbs.annotate.annotator import Annotator, Ready
 from stillroom.verbs.annotate.parts import Job, Part
