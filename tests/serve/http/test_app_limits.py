@@ -9,6 +9,7 @@ import re
 import signal
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,7 @@ def test_a_reload_serves_the_new_bundle_and_drops_no_request(bundle_copy: Path) 
 
     async def scenario(client: httpx.AsyncClient) -> None:
         threads = sum(thread.name == "model" for thread in threading.enumerate())
+        replaced = weakref.ref(app.state.service.models["cities"])
         before = await digest(client)
         write_manifest(bundle_copy, max_length=31)
         statuses: list[int] = []
@@ -201,6 +203,8 @@ def test_a_reload_serves_the_new_bundle_and_drops_no_request(bundle_copy: Path) 
         assert (await client.get("/v1/models")).json()["models"][0]["max_length"] == 31
         async with asyncio.timeout(PATIENCE_S):
             while sum(thread.name == "model" for thread in threading.enumerate()) > threads:  # the old one's are gone
+                await asyncio.sleep(0.01)
+            while replaced() is not None:  # and its memory
                 await asyncio.sleep(0.01)
 
         # What is no bundle is not taken.
