@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from lookup_bundles import write_manifest
@@ -19,7 +20,7 @@ from patience import PATIENCE_S
 from processes import started
 from prometheus_client.parser import text_string_to_metric_families
 from repository import ROOT
-from server_process import Server, closed, read_answer, request, serving, until
+from server_process import HTTP, Server, closed, read_answer, request, serving, until
 
 from serve import Pipeline
 from serve.errors import RateLimited
@@ -198,6 +199,35 @@ def test_a_server_that_is_stopped_while_it_starts_ends_without_an_error(entities
         assert process.wait(PATIENCE_S) == 0
         assert "Traceback" not in process.stderr.read()
         assert not psutil.wait_procs(processes_of_it, timeout=PATIENCE_S)[1]
+
+
+IMPATIENT = """
+import serve.__main__
+from serve.http.connections import processes
+processes.HUNG_S, processes.LOOK_S = 2.0, 0.5
+raise SystemExit(serve.__main__.main())
+"""
+
+
+def test_a_process_that_hangs_is_killed_and_replaced(entities_bundle: Path, tmp_path: Path) -> None:
+    arguments = [str(entities_bundle), "--port", "0", "--processes", "1", "--linger-s", "0"]
+    with (tmp_path / "log").open("w") as log:
+        command = [sys.executable, "-c", IMPATIENT, *arguments]
+        with started(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True) as process:
+            url = process.stdout.readline().strip()
+            until(lambda: HTTP.get(f"{url}/readyz").status_code == 200)
+            (hung,) = psutil.Process(process.pid).children()
+            hung.suspend()
+            until(lambda: "has not moved for 2 s, and is killed" in (tmp_path / "log").read_text())
+
+            def answers() -> bool:
+                try:
+                    return HTTP.post(f"{url}/v1/entities", json={"text": "rome"}).status_code == 200
+                except httpx.TransportError:  # the process that had it was just killed
+                    return False
+
+            until(answers)
+            assert not hung.is_running()
 
 
 def test_a_bundle_that_was_changed_is_served_by_all_processes_or_by_none(bundle_copy: Path) -> None:
