@@ -292,7 +292,7 @@ def _join(service: Service, watch: Watch, share: ProcessShare) -> None:
         share.board.lives_s[share.number] = int(time.monotonic())
 
     def end(reason: str) -> None:
-        """Ends this process, in which a thread cannot be ended, a little later: others get no errors, and another one is started."""
+        """Ends this process after `BROKEN_S`, since a thread cannot be ended. It gets no new connections, and another one is started."""
         share.send({"leaving": True})
         asyncio.get_running_loop().call_later(BROKEN_S, os._exit, 1)
 

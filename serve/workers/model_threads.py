@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
@@ -25,7 +25,6 @@ from serve.workers.batcher import Done
 
 if TYPE_CHECKING:
     from serve.model.pipeline import Pipeline
-
 
 log = logging.getLogger("serve")
 
@@ -119,9 +118,10 @@ class ModelThreads:
         return batch.ended
 
     def _watch(self, batch: _Batch) -> None:
-        """From now on the next answers of `batch` are waited for."""
+        """From now on the next answers of `batch` are waited for, unless it has ended."""
         batch.end_watch()
-        batch.watch = self._loop.call_later(HUNG_S, self._on_broken, f"it gave no answer within {HUNG_S:g} s")
+        if not batch.ended.done():
+            batch.watch = self._loop.call_later(HUNG_S, self._on_broken, f"it gave no answer within {HUNG_S:g} s")
 
     async def end(self, within_s: float) -> None:
         """Ends the threads after their batches; returns at the latest after `within_s`."""
@@ -144,7 +144,8 @@ class ModelThreads:
     def _answer(self, batch: _Batch) -> None:
         tell = self._loop.call_soon_threadsafe
         encode = msgspec.json.Encoder().encode
-        left, error = len(batch.requests), cast(InternalError | None, None)
+        left = len(batch.requests)
+        error: InternalError | None = None
         try:
             for answers, parts in self._pipeline.answered([each.work for each in batch.requests], None, batch.unwanted):
                 outputs: list[tuple[int, WorkOutput | StillroomError]] = []
@@ -157,9 +158,8 @@ class ModelThreads:
                 tell(self._deliver, batch, outputs, parts, not left)
         except InternalError as failure:  # on a GPU, which may not recover before the process ends
             error = failure
-            tell(
-                self._on_broken, f"it failed ({error})"
-            )  # before the batch ends, so that no other one is given to this thread
+            # Before the batch ends, so that no other one is given to this thread.
+            tell(self._on_broken, f"it failed ({error})")
         except Exception:
             log.exception("the model %r failed", self._pipeline.manifest.name)
             error = InternalError("the model failed")

@@ -113,12 +113,11 @@ class ServedModel:
             lengths = Expected(scores.texts, scores.tokens_mean, scores.tokens_deviation)
             self._tokens = Drift(self.manifest.name, "tokens", lengths, metrics)
         self._long_tokens = limits.batch_tokens
-        count = partial(
-            metrics.released.labels, bundle.manifest.name
-        )  # it must not refer to this model: garbage is collected rarely
+        # It does not refer to this model, so that a model which is replaced is freed without a garbage collection.
+        count_of = partial(metrics.released.labels, bundle.manifest.name)
 
         def released(reason: Reason, texts: int) -> None:
-            count(reason).inc()
+            count_of(reason).inc()
 
         self.batchers: tuple[Batcher[WorkRequest, WorkOutput], ...] = tuple(
             Batcher(
