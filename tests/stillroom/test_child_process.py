@@ -1,4 +1,5 @@
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 from patience import PATIENCE_S
 from processes import started
 
-from stillroom.child_process import ChildProcesses
+from stillroom.child_process import ChildProcesses, ProcessDied
 
 # Two processes at work on something that takes longer than any test waits. They must not run this program again.
 PARENT = """
@@ -63,3 +64,47 @@ def test_children_never_see_ctrl_c_and_end_when_they_are_told() -> None:
         processes.end()
         assert not psutil.pid_exists(pid)
     assert asleep.done()
+
+
+# Writes the beginning of an answer of 1,000 bytes, and dies.
+HALF_AN_ANSWER = """
+import os, sys
+os.write(sys._getframe(1).f_locals["connection"].fileno(), (1000).to_bytes(4, "big") + b"x")
+os._exit(1)
+"""
+
+
+def test_a_process_that_dies_fails_its_call_and_another_makes_the_next() -> None:
+    with ChildProcesses(1) as processes:
+        pid = processes.submit(os.getpid).result(PATIENCE_S)
+        for program in ("import os; os._exit(1)", HALF_AN_ANSWER):
+            dead, after = processes.submit(exec, program), processes.submit(os.getpid)
+            with pytest.raises(ProcessDied):
+                dead.result(PATIENCE_S)
+            assert after.result(PATIENCE_S) not in {pid, os.getpid()}
+
+
+def test_what_a_call_raises_and_what_cannot_be_sent_is_raised() -> None:
+    with ChildProcesses(1) as processes:
+        with pytest.raises(ZeroDivisionError) as raised:
+            processes.submit(eval, "1 / 0").result(PATIENCE_S)
+        assert "Traceback" in raised.value.__notes__[0]
+        for unsendable in (processes.submit(eval, "lambda: 1"), processes.submit(lambda: 1)):
+            with pytest.raises((AttributeError, pickle.PicklingError)):
+                unsendable.result(PATIENCE_S)
+        assert processes.submit(eval, "1 + 1").result(PATIENCE_S) == 2
+
+
+def test_a_process_makes_as_many_calls_as_it_may_and_no_more_are_started_than_needed() -> None:
+    with ChildProcesses(2, calls_a_process=1) as processes:
+        assert len({processes.submit(os.getpid).result(PATIENCE_S) for _ in range(3)}) == 3
+    with ChildProcesses(2) as processes:
+        assert len({processes.submit(os.getpid).result(PATIENCE_S) for _ in range(3)}) == 1
+
+
+def test_a_lock_that_ctrl_c_left_taken_does_not_keep_the_end_waiting() -> None:
+    with ChildProcesses(1) as processes:
+        pid = processes.submit(os.getpid).result(PATIENCE_S)
+        future = processes.submit(time.sleep, 0)
+        future._condition.acquire()  # as where Ctrl-C interrupts `result`
+    assert not psutil.pid_exists(pid)

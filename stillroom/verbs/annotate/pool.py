@@ -3,9 +3,8 @@
 import logging
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,7 +17,7 @@ from serve.errors import BadInput, BundleError, InternalError, StillroomError
 from serve.tasks import open_bundle
 from serve.text.inputs import TextWork, estimated_tokens
 from serve.workers.served_model import processes_for
-from stillroom.child_process import ChildProcesses
+from stillroom.child_process import ChildProcesses, ProcessDied
 
 if TYPE_CHECKING:
     from serve.model.pipeline import Pipeline
@@ -82,32 +81,18 @@ class OfflinePool:
         self._workers.end()
 
     def submit(self, works: Sequence[TextWork]) -> "Window":
-        """Queues `works`. Errors as on entry, where processes died and others are started."""
+        """Queues `works`."""
         return Window(self, works)
 
     def ask(self, works: list[TextWork]) -> Future[list[Result]]:
-        """Queues one batch; first starts other processes if one has died, which ends all of them. Errors as on entry.
-
-        The future raises BrokenProcessPool once a process dies.
-        """
-        try:
-            return self._workers.submit(_answers, works)
-        except BrokenProcessPool:
-            log.error("a worker process of model %r died; starting others", self.manifest.name)
-            self._workers.end(wait=False)
-            self._start()
-        try:
-            return self._workers.submit(_answers, works)
-        except BrokenProcessPool as error:  # one has died already
-            lost: Future[list[Result]] = Future()
-            lost.set_exception(error)
-            return lost
+        """Queues one batch. The future raises ProcessDied, or what stops another process from being started."""
+        return self._workers.submit(_answers, works)
 
     def _start(self) -> None:
         self._workers = ChildProcesses(self.processes, _begin, (self._opening,))
         try:
             fault = self._workers.submit(_fault).result()
-        except BrokenProcessPool as error:
+        except ProcessDied as error:
             self._workers.end()
             if self._opening.openvino:  # it has crashed on some processors
                 log.error("OpenVINO cannot run %s here, and onnxruntime runs it instead", self._opening.bundle)
@@ -131,38 +116,39 @@ class Window:
 
     def __init__(self, pool: OfflinePool, works: Sequence[TextWork]) -> None:
         self._pool, self._works = pool, works
-        self._left: dict[tuple[int, ...], Future[list[Result]]] = {}
-        self._ask(map(tuple, length_chunks([estimated_tokens(work) for work in works], pool.batch_tokens)))
+        chunks = length_chunks([estimated_tokens(work) for work in works], pool.batch_tokens)
+        self._batches = [(places, self._ask(places)) for places in chunks]
 
     def result(self) -> list[Result]:
         """The answers in the order of the texts, each JSON or the error of that text. A batch whose process dies is asked again.
 
         Raises:
-            InternalError: processes died again and again with the same batches.
+            InternalError: processes died again and again with the same batch.
             StillroomError: no other process can be started.
         """
         results: dict[int, Result] = {}
-        deaths = 0
-        while self._left:
-            for places, batch in list(self._left.items()):
-                try:
-                    results.update(zip(places, batch.result(), strict=True))
-                    del self._left[places]
-                except BrokenProcessPool:
-                    continue
-            if self._left:
-                deaths += 1
-                if deaths == MOST_DEATHS:
-                    raise InternalError(
-                        f"worker processes of model {self._pool.manifest.name!r} died {MOST_DEATHS} times with the same texts (count: "
-                        f"{sum(map(len, self._left)):,}), perhaps for lack of memory; give fewer processes or more memory"
-                    )
-                self._ask(list(self._left))
+        for places, batch in self._batches:
+            results.update(zip(places, self._answers(places, batch), strict=True))
         return [results[place] for place in range(len(self._works))]
 
-    def _ask(self, batches: Iterable[tuple[int, ...]]) -> None:
-        for places in batches:
-            self._left[places] = self._pool.ask([self._works[place] for place in places])
+    def _answers(self, places: list[int], batch: Future[list[Result]]) -> list[Result]:
+        name = self._pool.manifest.name
+        for _ in range(MOST_DEATHS - 1):
+            try:
+                return batch.result()
+            except ProcessDied:
+                log.error("a worker process of model %r died; starting another", name)
+                batch = self._ask(places)
+        try:
+            return batch.result()
+        except ProcessDied as error:
+            raise InternalError(
+                f"worker processes of model {name!r} died {MOST_DEATHS} times with the same texts (count: {len(places):,}), perhaps for "
+                "lack of memory; give fewer processes or more memory"
+            ) from error
+
+    def _ask(self, places: list[int]) -> Future[list[Result]]:
+        return self._pool.ask([self._works[place] for place in places])
 
 
 _opening: Opening  # of a worker process

@@ -9,13 +9,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from concurrent.futures.process import BrokenProcessPool
 from types import FrameType
 from typing import Any, Protocol
 
 from serve.bundle.cpu import settle_threads
 from serve.errors import BadInput, InternalError, StillroomError
-from stillroom.child_process import ChildProcesses
+from stillroom.child_process import ChildProcesses, ProcessDied
 from stillroom.console import say
 from stillroom.verbs.annotate.annotator import Annotator, Ready
 from stillroom.verbs.annotate.parts import Job, Part
@@ -140,34 +139,23 @@ class LocalWorker:
     """A process on this machine."""
 
     def __init__(self, job: Job) -> None:
-        self._job = job
-        self._processes: ChildProcesses | None = None
+        self._process = ChildProcesses(1, _begin, (job,))
 
     def start(self) -> "Future[Any]":
         """Starts the process, or another one after it died."""
-        if self._processes:
-            self._processes.end(wait=False)
-        self._processes = ChildProcesses(1, _begin, (self._job,))
-        return self._processes.submit(_called, "ready", None)
+        return self.submit("ready", None)
 
     def submit(self, method: str, item: Any) -> "Future[Any]":
         """Calls a method of the process's `Annotator`."""
-        assert self._processes is not None
-        try:
-            return self._processes.submit(_called, method, item)
-        except BrokenProcessPool as error:  # it died while it was idle
-            dead: Future[Any] = Future()
-            dead.set_exception(error)
-            return dead
+        return self._process.submit(_called, method, item)
 
     def died(self, error: Exception) -> bool:
         """Whether it says that the process died."""
-        return isinstance(error, BrokenProcessPool)
+        return isinstance(error, ProcessDied)
 
     def end(self) -> None:
         """Ends the process at once."""
-        if self._processes:
-            self._processes.end()
+        self._process.end()
 
 
 _annotator: Annotator | None = None  # of a worker process
@@ -191,7 +179,7 @@ def ctrl_c_kept() -> Iterator[Callable[[], None]]:
 
     Python raises KeyboardInterrupt wherever the main thread is. Where that is the callback of a weak reference, Python prints and
     drops it; work that frees thousands of tasks is there for much of its time. Here it is kept, and not printed. A handler of the
-    caller's own stays as it is.
+    caller's own stays as it is. Nor is it taken for another error: Python's locks raise RuntimeError where it cuts a wait short.
     """
     if (
         threading.current_thread() is not threading.main_thread()
@@ -220,6 +208,10 @@ def ctrl_c_kept() -> Iterator[Callable[[], None]]:
     sys.unraisablehook = tell
     try:
         yield check
+    except Exception as error:
+        if pressed:
+            raise KeyboardInterrupt from error
+        raise
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.unraisablehook = told_before

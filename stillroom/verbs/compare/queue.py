@@ -108,7 +108,7 @@ def train_all(given: Comparison, queue: Queue) -> None:
     if further := sum(len(queue.rates[row]) - 1 for row in waiting if row.seed == 0):
         say(f"  and {further} more of the last stage, to choose its learning rate on validation")
     total, failed = len(waiting), list[str]()
-    with bar("trainings") as shown, ChildProcesses(given.jobs, tasks_a_process=1) as processes:
+    with bar("trainings") as shown, ChildProcesses(given.jobs, calls_a_process=1) as processes:
         shown(0, total)
         running: dict[Future[None], Row] = {}
         done = 0

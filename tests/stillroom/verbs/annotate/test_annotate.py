@@ -334,7 +334,7 @@ def test_a_process_that_dies_costs_no_row(
     workers[0].kill()
     _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, said
-    assert "a worker process of model 'cities' died; starting others" in said
+    assert "a worker process of model 'cities' died; starting another" in said
     found = lines(job.output)
     assert [each["id"] for each in found] == list(range(SLOW_ROWS))
     assert [each["answer"] for each in found[-40:]] == Pipeline(job.bundle)([each["text"] for each in found[-40:]])

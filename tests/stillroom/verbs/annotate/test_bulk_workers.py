@@ -14,6 +14,7 @@ import pytest
 from patience import PATIENCE_S
 
 from serve.text.answers import AnswerOptions
+from stillroom.child_process import ProcessDied
 from stillroom.verbs.annotate import workers
 from stillroom.verbs.annotate.parts import Job
 from stillroom.verbs.annotate.rows import Columns
@@ -26,6 +27,8 @@ def test_a_worker_whose_process_died_is_started_again_and_ended(tmp_path: Path) 
     try:
         died = worker.start().result(PATIENCE_S).pid
         os.kill(died, signal.SIGKILL)
+        with pytest.raises(ProcessDied):
+            worker.submit("ready", None).result(PATIENCE_S)
         now = worker.start().result(PATIENCE_S).pid
         assert now != died
     finally:

@@ -7,7 +7,6 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from server_process import until
 from serve.errors import BadInput, BundleError, InternalError
 from serve.model.pipeline import Pipeline
 from serve.text.inputs import TextWork
+from stillroom.child_process import ProcessDied
 from stillroom.verbs.annotate.pool import OfflinePool, Result, length_chunks
 
 Processes = Callable[[], set[psutil.Process]]
@@ -108,41 +108,37 @@ def test_texts_are_computed_after_a_process_died_idle(cities: Path, processes: P
         assert read(pool.submit(works("rome")).result()) == expected(cities, ["rome"])
 
 
-def test_texts_with_which_processes_die_again_and_again_are_given_up(
-    cities: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    really_start, starts = OfflinePool._start, []
-
-    def start_and_die(pool: OfflinePool) -> None:
-        really_start(pool)
-        starts.append(victim := processes().pop())
-        victim.kill()
-        pool._workers._executor_manager_thread.join(PATIENCE_S)  # type: ignore[attr-defined]  # it ends with the pool
-
-    monkeypatch.setattr(OfflinePool, "_start", start_and_die)
-    with OfflinePool(cities, processes=1) as pool:
-        window = pool.submit(works("rome", "fly to oslo"))
-        with pytest.raises(InternalError, match=r"of model 'cities' died 3 times .*\(count: 2\)"):
-            window.result()
-    assert len(starts) == 1 + 3  # the first one died before it had the texts
-
-
-def test_processes_that_die_at_their_start_are_reported(cities: Path, processes: Processes) -> None:
-    ended = threading.Event()
+@contextlib.contextmanager
+def killed(processes: Processes) -> Iterator[set[psutil.Process]]:
+    """Kills each process that there is or comes; gives those that it killed."""
+    ended, victims = threading.Event(), set()
 
     def kill_all() -> None:
         while not ended.wait(0.01):
             for each in processes():
+                victims.add(each)
                 each.kill()
 
     killer = threading.Thread(target=kill_all)
     killer.start()
     try:
-        with pytest.raises(BadInput, match=r"'cities' cannot run: the worker process died at its start"):
-            OfflinePool(cities, processes=1).__enter__()
+        yield victims
     finally:
         ended.set()
         killer.join()
+
+
+def test_texts_with_which_processes_die_again_and_again_are_given_up(cities: Path, processes: Processes) -> None:
+    with OfflinePool(cities, processes=1) as pool, killed(processes) as victims:
+        until(lambda: bool(victims))
+        with pytest.raises(InternalError, match=r"of model 'cities' died 3 times .*\(count: 2\)"):
+            pool.submit(works("rome", "fly to oslo")).result()
+    assert len(victims) == 3  # the first one died before it had the texts
+
+
+def test_processes_that_die_at_their_start_are_reported(cities: Path, processes: Processes) -> None:
+    with killed(processes), pytest.raises(BadInput, match=r"'cities' cannot run: the worker process died at its start"):
+        OfflinePool(cities, processes=1).__enter__()
 
 
 def test_where_openvino_crashes_onnxruntime_answers(
@@ -168,7 +164,7 @@ def test_a_pool_that_is_left_does_not_compute_what_is_queued(slow: Path, process
     with OfflinePool(slow, processes=1) as pool:
         batches = [pool.ask(works(*TEXTS)) for _ in range(50)]
     assert not processes()
-    with pytest.raises((CancelledError, BrokenProcessPool)):
+    with pytest.raises((CancelledError, ProcessDied)):
         batches[-1].result()
 
 
