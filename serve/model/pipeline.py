@@ -29,14 +29,14 @@ log = logging.getLogger("serve")
 # (AMD EPYC with AVX-512 VNNI, onnxruntime 1.31) took 17 us a token in runs of 128 to 256 tokens, 20 us in runs of 512 and more.
 RUN_TOKENS = 256
 
-# The fixed cost of a run, in tokens, for each thread: on that machine 165 us, at 18 us a token, if its shape differs from that of
-# the run before, as is usual in a server; half of it otherwise. More padding than this costs more than another run.
-RUN_COSTS_TOKENS = 10
+# The fixed cost of a run, in tokens, for each thread, if its shape differs from that of the run before, as is usual in a server: 165 us
+# at 18 us a token on that machine, 300 us at 20 us on a Xeon with AMX. More padding than this costs more than another run.
+RUN_COSTS_TOKENS = 16
 
 # The same two numbers on a GPU, for a run as a whole. They are guesses: a run of a small encoder fills a GPU only with thousands of
 # tokens, and starting its kernels takes as long as computing a thousand.
 GPU_RUN_TOKENS = 8192
-GPU_RUN_COSTS_TOKENS = 1024
+GPU_RUN_COSTS_TOKENS = 1624
 
 # (texts, words in each) of the runs of the warm-up. The first run of each shape is slow.
 WARM_UP_SHAPES = ((1, 8), (1, 128), (8, 32))

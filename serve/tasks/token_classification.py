@@ -85,8 +85,9 @@ class TokenClassification(ServedTask):
         return words(text, row.offsets, row.word_ids)
 
     def confidence(self, read: ReadText, logits: np.ndarray, model: ModelFacts) -> float | None:
-        firsts = logits[[word.first_token for word in read.words]]
-        return confidence(firsts / model.temperature) if len(firsts) else None
+        if not read.words:
+            return None
+        return confidence(model.calibrated(logits[[word.first_token for word in read.words]]))
 
     def answer(self, read: ReadText, logits: np.ndarray, model: ModelFacts) -> EntitiesAnswer:
         logits, options = model.calibrated(logits), read.work.options

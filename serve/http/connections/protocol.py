@@ -72,6 +72,7 @@ class Connection(asyncio.Protocol):
         self._broken = False
         self._last_words = b""  # the answer to a request that cannot be read, sent after the answers to those before it
         self._paused = False  # whether reading is paused
+        self._ended = False  # whether it closes once the body has come, since the last answer is sent
         self._half_closed = False  # whether the client sends no more, and perhaps waits for its answers
         self._begun = False  # whether `BEGINNING` was sent before the rest of its answer
         # Requests to be answered, in order: the one under way, and those sent ahead.
@@ -217,6 +218,8 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """Starts to answer the request, unless too many were sent ahead or new work is refused."""
+        if self._ended:
+            return
         if len(self._unanswered) > AHEAD:
             raise BadRequest(
                 f"more than {AHEAD} requests were sent ahead of their answers; wait for some answers first"
@@ -281,6 +284,8 @@ class Connection(asyncio.Protocol):
             self._unanswered[-1].notice()
         self._refusal = None
         self._read("nothing")
+        if self._ended:
+            self.transport.close()
 
     def answered(self, exchange: Exchange) -> None:
         """Goes on to the next request, or closes the connection after the last. Called when the answer is written."""
@@ -288,7 +293,13 @@ class Connection(asyncio.Protocol):
             return
         self._unanswered.popleft()
         if not exchange.keeps:
-            self.transport.close()
+            if self.reading == "body" and not (self._broken or self._asks_first):
+                # Closing while the client sends would reset the connection, and the client could lose the answer.
+                self._ended = True
+                if self.transport.can_write_eof():
+                    self.transport.write_eof()
+            else:
+                self.transport.close()
             return
         if self.reading == "nothing":
             self.since_s = time.monotonic()
