@@ -169,7 +169,7 @@ class FineTunedTeacher(HubModel, TrainingMachine):
     teacher: str = setting(help="Transformers folder or Hub name of a BERT-like encoder.")
     max_length: int = setting(
         0,
-        help="Longest text in tokens; stillroom's own limit is 512.",
+        help="Longest text in tokens, up to what the model takes and 2,048. Memory grows with its square.",
         at_least=0,
         shown="what the teacher takes, at most 512",
     )

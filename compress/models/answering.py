@@ -14,6 +14,7 @@ from compress.models.families import FAMILIES
 from compress.models.heads import is_multi_label
 from compress.models.pretrained import (
     LONGEST_TEXT,
+    MOST_TOKENS,
     check_labels,
     check_length,
     head_fault,
@@ -142,7 +143,7 @@ def _loaded(folder: Path, task: Task) -> Any:
 
 
 def cut_tokenizer(name: str, model: Any, tokenizer: Any, max_length: int) -> tuple[Tokenizer, int]:
-    """The tokenizer of `model`, which cuts texts at `max_length` tokens, or at what the model reads if that is 0; and that length.
+    """The tokenizer of `model`, which cuts texts at `max_length` tokens, or by default at what it reads; and that length.
 
     Raises:
         BadInput: the model cannot read texts of that length.
@@ -154,16 +155,17 @@ def cut_tokenizer(name: str, model: Any, tokenizer: Any, max_length: int) -> tup
             f"{LEAST_TOKENS} or more are needed. Correct model_max_length."
         )
     check_length(max_length, longest, name)
+    length = max_length or min(longest, LONGEST_TEXT)
     backend: Tokenizer = tokenizer.backend_tokenizer
     backend.no_padding()
-    backend.enable_truncation(max_length=max_length or longest)
-    return backend, max_length or longest
+    backend.enable_truncation(max_length=length)
+    return backend, length
 
 
 def _longest(model: Any, stated: int) -> int:
-    """The longest text in tokens: what the tokenizer states and the table of positions has, at most `LONGEST_TEXT`."""
+    """The most tokens that can be asked for: what the tokenizer states and the table of positions has, at most `MOST_TOKENS`."""
     table = getattr(model.config, "max_position_embeddings", None)
-    limits = [LONGEST_TEXT, *([stated] if 0 < stated < NO_LIMIT else [])]
+    limits = [stated] if 0 < stated < NO_LIMIT else []
     if isinstance(table, int) and table > 0:
         # Where the table has a row for padding, as in RoBERTa, positions begin behind it.
         paddings = [
@@ -172,4 +174,4 @@ def _longest(model: Any, stated: int) -> int:
             if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None
         ]
         limits.append(table - (paddings[0] + 1 if paddings else 0))
-    return min(limits)
+    return min(MOST_TOKENS, *(limits or [LONGEST_TEXT]))

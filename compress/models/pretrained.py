@@ -37,7 +37,10 @@ from serve.text.labels import MULTI_LABEL, REGRESSION
 from serve.text.tokenizer import load_tokenizer
 from serve.wording import one_of
 
-LONGEST_TEXT = 512  # tokens, as the papers' teachers were trained on
+# Tokens that a text has at most unless a longer one is asked for, as the papers' teachers were trained on.
+LONGEST_TEXT = 512
+# The most that can be asked for: attention takes memory by the square, for 12 heads 0.2 GB a text and matrix here, 3.2 GB with 8,192.
+MOST_TOKENS = 2048
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,13 @@ class Opened:
 
     @property
     def max_length(self) -> int:
-        """The longest input in tokens: the size of its position table, at most `LONGEST_TEXT`."""
-        return min(LONGEST_TEXT, position_limit(self.config) or LONGEST_TEXT)
+        """The longest text in tokens, unless a longer one is asked for: `most_tokens`, at most `LONGEST_TEXT`."""
+        return min(LONGEST_TEXT, self.most_tokens)
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that it can be asked to read: those of its position table, at most `MOST_TOKENS`."""
+        return min(MOST_TOKENS, position_limit(self.config) or LONGEST_TEXT)
 
     @property
     def multi_label(self) -> bool:
@@ -171,12 +179,13 @@ def check_checkpoint(folder: Path, named: str) -> None:
 
 
 def check_length(asked: int, longest: int, name: str) -> None:
-    """BadInput if `asked` tokens, unless 0, are not from `LEAST_TOKENS` to `longest`, the limit of `name` or of stillroom."""
+    """BadInput if `asked` tokens, unless 0, are not from `LEAST_TOKENS` to `longest`, the most that the model `name` can read."""
     if asked and not LEAST_TOKENS <= asked <= longest:
-        whose = f"which {name} can read"
-        if longest == LONGEST_TEXT:
-            whose = "the most that stillroom reads at once, also of models that take more; served texts are read whole, in windows"
-        raise BadInput(f"--max-length is {asked}; give {LEAST_TOKENS} to {longest} tokens, {whose}.")
+        whose = "the most that stillroom reads at once" if longest == MOST_TOKENS else f"which {name} can read"
+        raise BadInput(
+            f"--max-length is {asked}; give {LEAST_TOKENS} to {longest:,} tokens, {whose}. Longer texts are read whole when they are "
+            "served, in windows."
+        )
 
 
 def check_labels(labels: Sequence[str], task: Task, named: str) -> None:

@@ -302,10 +302,10 @@ def check_disk(out: Path, opened: Opened) -> None:
 
 
 def usable_length(asked: int, opened: Opened) -> int:
-    """The longest text in tokens: `asked`, or the teacher's maximum if that is 0.
+    """The longest text in tokens: `asked`, or what the teacher reads by default if that is 0.
 
     Raises:
-        BadInput: `asked` is below 8 or above the teacher's maximum.
+        BadInput: `asked` is below 8 or above what the teacher can read.
     """
-    check_length(asked, opened.max_length, opened.name)
+    check_length(asked, opened.most_tokens, opened.name)
     return asked or opened.max_length

@@ -1,5 +1,6 @@
 """Compares the answers of two runtimes to the same texts, at other shapes than the export used."""
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ TOLERANCES: dict[Precision, tuple[float, float]] = {"fp32": (ATOL, 1e-5), "fp16"
 BATCHES = (1, 3, 17)
 
 SHAPES = 7
+# The most texts in a batch of `company_differences`.
+MOST_TOGETHER = 32
 """How many texts of fixed lengths are added to the given texts."""
 
 Text = str | tuple[str, str]
@@ -214,8 +217,8 @@ def _compare(
         order = list(range(len(encodings) - SHAPES))
         random.Random(seed + batch).shuffle(order)
         order += range(len(encodings) - SHAPES, len(encodings))
-        for start in range(0, len(encodings), batch):
-            members = order[start : start + batch]
+        runs = [order[start : start + batch] for start in range(0, len(encodings), batch)]
+        for members in itertools.chain.from_iterable(_in_memory(run, encodings) for run in runs):
             longest = max(len(encodings[index]) for index in members)
             actual = candidate([encodings[index] for index in members])
             for row, index in enumerate(members):
@@ -287,9 +290,17 @@ def company_differences(run: Runner, encodings: Sequence[Encoding], *, seed: int
     chance.shuffle(order)
     moved, largest = 0, 0.0
     while order:
-        members = [order.pop() for _ in range(min(len(order), chance.randint(2, 32)))]
-        for index, logits in zip(members, run([encodings[index] for index in members]), strict=True):
-            if logits.tobytes() != alone[index].tobytes():
-                moved += 1
-                largest = max(largest, float(np.abs(logits - alone[index]).max()))
+        together = [order.pop() for _ in range(min(len(order), chance.randint(2, MOST_TOGETHER)))]
+        for members in _in_memory(together, encodings):
+            for index, logits in zip(members, run([encodings[index] for index in members]), strict=True):
+                if logits.tobytes() != alone[index].tobytes():
+                    moved += 1
+                    largest = max(largest, float(np.abs(logits - alone[index]).max()))
     return moved, largest
+
+
+def _in_memory(members: list[int], encodings: Sequence[Encoding]) -> list[list[int]]:
+    """`members` in parts of two or more whose attention, padded, is no larger than that of `MOST_TOGETHER` texts of 512 tokens."""
+    longest = max(len(encodings[index]) for index in members)
+    rows = max(2, MOST_TOGETHER * 512**2 // longest**2)
+    return [members[start : start + rows] for start in range(0, len(members), rows)]

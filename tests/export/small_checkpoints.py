@@ -83,8 +83,10 @@ def write_tokenizer(folder: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
 
 
-def write_checkpoint(folder: Path, family: str = "bert", head: str = "TokenClassification", labels: int = 5) -> Path:
-    """A random 2x32 model of `family` with a head, and its tokenizer."""
+def write_checkpoint(
+    folder: Path, family: str = "bert", head: str = "TokenClassification", labels: int = 5, positions: int = MAX_LENGTH
+) -> Path:
+    """A random 2x32 model of `family` with a head, and its tokenizer; a BERT has as many `positions`."""
     import torch
     import transformers
 
@@ -98,7 +100,7 @@ def write_checkpoint(folder: Path, family: str = "bert", head: str = "TokenClass
         "xlm-roberta": "XLMRoberta",
     }
     settings = {
-        "bert": {**wide, "max_position_embeddings": MAX_LENGTH},
+        "bert": {**wide, "max_position_embeddings": positions},
         "roberta": {**wide, "max_position_embeddings": MAX_LENGTH + 1, "type_vocab_size": 1},
         "xlm-roberta": {**wide, "max_position_embeddings": MAX_LENGTH + 1, "type_vocab_size": 1},
         "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "max_position_embeddings": MAX_LENGTH},

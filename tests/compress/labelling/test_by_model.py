@@ -226,10 +226,8 @@ def test_what_a_model_does_not_read_and_tags_without_an_outside_are_told(classif
 
 
 def test_a_length_that_is_refused_says_whose_limit_it_is() -> None:
-    with pytest.raises(
-        BadInput, match=r"--max-length is 2048; give 8 to 512 tokens, the most that stillroom reads at once"
-    ):
-        check_length(2048, 512, "a ModernBERT")
+    with pytest.raises(BadInput, match=r"give 8 to 2,048 tokens, the most that stillroom reads at once"):
+        check_length(2049, 2048, "a ModernBERT")
     with pytest.raises(BadInput, match=r"--max-length is 65; give 8 to 64 tokens, which a BERT can read\."):
         check_length(65, 64, "a BERT")
     check_length(0, 64, "a BERT")

@@ -1,8 +1,10 @@
 """Settings of a configuration that change no answer stop nothing, and what cannot be read is named."""
 
+import copy
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from tokenizers import Tokenizer
 import stillroom
 from compress.models.answering import open_answering
 from compress.models.pretrained import load, open_model
+from compress.runs.open_task import usable_length
 from compress.tasks import TEXT_CLASSIFICATION, task_of
 from serve.errors import BadInput
 from serve.text.tokenizer import load_tokenizer
@@ -118,3 +121,14 @@ def test_positions_before_the_padding_id_are_not_read(padding_at_3: Path, tmp_pa
     encoding = load_tokenizer(Path(made), opened.max_length).encode("a b " * 40)
     assert len(encoding) == 32
     assert load(opened, TEXT_CLASSIFICATION)(input_ids=torch.tensor([encoding.ids])).logits.isfinite().all()
+
+
+def test_longer_texts_are_read_where_they_are_asked_for_and_the_model_can_read_them(padding_at_3: Path) -> None:
+    opened = open_model(str(padding_at_3))
+    long = replace(opened, config=copy.deepcopy(opened.config))
+    long.config.max_position_embeddings = 8196
+    assert [usable_length(asked, long) for asked in (0, 600, 2048)] == [512, 600, 2048]
+    with pytest.raises(BadInput, match="give 8 to 2,048 tokens, the most that stillroom reads at once"):
+        usable_length(2049, long)
+    with pytest.raises(BadInput, match="give 8 to 32 tokens, which"):
+        usable_length(33, opened)
