@@ -106,6 +106,11 @@ class ServeSettings(Settings):
         at_least=1,
         shown="as many as fit the cores; 1 on cuda",
     )
+    memo_mib: float = setting(
+        0.0,
+        help="MiB of answers, over all processes, that are kept and given again, byte for byte, to the same text, options and API key.",
+        at_least=0,
+    )
     fronts: int | None = setting(None, help="Ignored, and gone in the next release: every process reads.", at_least=1)
     alias: tuple[str, ...] = setting((), help="Another name for a model: OTHER=NAME, such as prod=support.")
     keys: Path | None = setting(

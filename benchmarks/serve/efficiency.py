@@ -1,11 +1,13 @@
 """Measure the share of the bare model's speed that the server reaches over HTTP, and the latency that HTTP adds to one text.
 
-    python benchmarks/serve/efficiency.py BUNDLE TEXTS [--connections 1 8 32] [--seconds 4] [--rounds 7] [--beside PYTHON] [--json F]
+    python benchmarks/serve/efficiency.py BUNDLE TEXTS [--connections 1 8 32] [--seconds 4] [--rounds 7] [--beside PYTHON] [--memo-mib 64]
+        [--json F]
 
 `bare` is tokenise, run and decode without a server on the same texts sorted by length, with the fastest batch size and the faster of
 two processes of one thread and one process of two; `bare unsorted` the same in a random order, as a server gets them. Over HTTP the
 same texts come in random order, 1 and 8 a request, on connections that stay open, from a client on the same cores. `--beside` is the
-Python of another checkout, whose server takes turns with that of this one. All take turns.
+Python of another checkout, whose server takes turns with that of this one. `--memo-mib` adds a server with that setting, which has been
+asked every text before its first turn: with few bytes, such as 0.02, it finds hardly any, which shows the cost of looking. All take turns.
 Ratios are paired by rounds, with a 95 % interval (`latency.measure.statistics.paired_ratio`). Every answer is compared with that of
 `Pipeline`; the exit code is 1 if one differs. Requests that the server refused with 429 are counted apart.
 
@@ -199,13 +201,18 @@ def throughput(
         if name not in shares
     }
     for name, visits in shares.items():
-        times = {which: [np.array([1 / speed]) for speed in speeds[which]] for which in ("bare", "bare unsorted", name)}
+        alike = name.replace(turns[name][2], "http", 1)
+        times = {
+            which: [np.array([1 / speed]) for speed in speeds[which]]
+            for which in ("bare", "bare unsorted", alike, name)
+        }
         ratio, low, high = paired_ratio(times["bare"], times[name])
         of_unsorted = paired_ratio(times["bare unsorted"], times[name])
         middle = {key: statistics.median(share[key] for share in visits) for key in visits[0]}
         found[name] = {
             "texts_per_s": speeds[name], "median": statistics.median(speeds[name]), "of_bare": ratio, "low": low, "high": high,
             "of_unsorted": list(of_unsorted), "medians": middle,
+            "of_http": list(paired_ratio(times[alike], times[name])),
         }  # fmt: skip
     return found
 
@@ -239,6 +246,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=4.0, help="of one turn")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--beside", help="the Python of another checkout, whose server takes turns with this one's")
+    parser.add_argument("--memo-mib", help="adds a server that keeps answers")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     http = Http(given.bundle, read_texts(given.texts))
@@ -254,6 +262,8 @@ def main() -> int:
         servers = {
             name: stack.enter_context(serving([given.bundle], python=python)) for name, python in pythons.items()
         }
+        if given.memo_mib:
+            servers["memo"] = stack.enter_context(serving([given.bundle], "--memo-mib", given.memo_mib))
         speeds = throughput(servers, bare, tokens, http, given)
         latency = added_latency(servers["http"], candidates[0], http, given.rounds)
     document = {
@@ -274,10 +284,11 @@ def say(document: dict[str, Any]) -> None:
     for name, found in document["throughput"].items():
         if name.startswith("bare"):
             continue
-        middle, unsorted = found["medians"], found["of_unsorted"]
+        middle, unsorted, of_http = found["medians"], found["of_unsorted"], found["of_http"]
         print(
             f"{name}: {found['median']:,.0f} texts/s, {found['of_bare']:.3f} of bare [{found['low']:.3f}, {found['high']:.3f}], "
-            f"{unsorted[0]:.3f} of unsorted [{unsorted[1]:.3f}, {unsorted[2]:.3f}], p50 {middle['p50_ms']:.2f} ms, p99 "
+            f"{unsorted[0]:.3f} of unsorted [{unsorted[1]:.3f}, {unsorted[2]:.3f}], "
+            f"{of_http[0]:.2f} of http [{of_http[1]:.2f}, {of_http[2]:.2f}], p50 {middle['p50_ms']:.2f} ms, p99 "
             f"{middle['p99_ms']:.1f} ms; cores: client {middle['client_cores']:.2f}, server {middle['server_cores']:.2f}"
         )
     for a_request, cost in document["client_alone"].items():

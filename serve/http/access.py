@@ -111,7 +111,7 @@ class Access:
         if not self.keyring.keys or path in self.open_paths:
             return None
         key = self.keyring.key_of(headers)
-        context.key_name = key.name
+        context.key_name, context.key_digest = key.name, key.digest
         key.enter(context.begun_s)
         return key
 

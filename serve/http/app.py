@@ -35,6 +35,7 @@ from serve.observe.process_metrics import ProcessMetrics
 from serve.observe.tracing import traces_from_environment
 from serve.settings import ServeSettings
 from serve.tasks import SERVED_TASKS
+from serve.workers.memo import Memo
 from serve.workers.model_threads import in_a_thread
 from serve.workers.served_model import ServedModel, processes_for
 
@@ -63,12 +64,15 @@ def create_app(
     if not bundles:
         raise BadInput("no bundle was given; name at least one folder that `stillroom run`, `demo` or `export` wrote")
     settings, metrics = settings or ServeSettings(), Metrics()
+    memo = Memo(int(settings.memo_mib * 2**20))
+    metrics.memo_bytes.set_function(lambda: memo.held_bytes)
     aliases = aliases_of(settings.alias)
     models = [
         ServedModel(
             bundle,
             settings.limits,
             metrics,
+            memo,
             variant=settings.variant,
             threads=settings.threads,
             device=settings.device,
@@ -218,7 +222,7 @@ def of_process(settings: ServeSettings, share: ProcessShare) -> ServeSettings:
         unsent_bytes=share.part(whole.unsent_bytes, most.answer_bytes),
     )
     limits = replace(most, queued_texts=share.part(most.queued_texts, most.texts))
-    return replace(settings, connections=connections, limits=limits)
+    return replace(settings, connections=connections, limits=limits, memo_mib=settings.memo_mib / share.processes)
 
 
 def _server(

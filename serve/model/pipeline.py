@@ -16,7 +16,7 @@ from serve.errors import BadInput, BundleError, InternalError, StillroomError
 from serve.model.session import Session
 from serve.tasks import Answer, open_bundle, task_of
 from serve.tasks.served_task import ReadText, model_facts
-from serve.text.answers import AnswerOptions, EncodingFormat, Logits, OffsetUnit, Parts
+from serve.text.answers import AnswerOptions, EncodingFormat, Logits, OffsetUnit, Parts, TextFacts
 from serve.text.entity_markers import MARKERS
 from serve.text.inputs import TextWork, TokenWork, Work, as_texts, pairs_of, require_unicode, second_texts
 from serve.text.spans import Aggregation
@@ -219,15 +219,20 @@ class Pipeline:
             run_s = time.perf_counter() - began_s
             began_s = time.perf_counter()
             done: list[tuple[int, WorkResult]] = []
-            scores: list[float] = []
+            completed: dict[int, TextFacts] = {}
             for (place, window), of_row in zip(chosen, logits, strict=True):
-                answer = self._done(works[place], read[place], window, of_row, scores) if place in read else None
+                if place not in read:
+                    continue
+                answer, score = self._done(works[place], read[place], window, of_row)
                 if answer is not None:
                     done.append((place, answer))
-                    del read[place]
+                    of_text = read.pop(place)
+                    windows = range(_rows_of(of_text))
+                    tokens = sum(_row_length(of_text, each) for each in windows)
+                    completed[place] = TextFacts(len(windows), tokens, score)
             decode_s = time.perf_counter() - began_s
             sizes = [len(row) for row in rows]
-            yield done, Parts(len(rows), sum(sizes), len(rows) * max(sizes), tokenise_s, run_s, decode_s, scores)
+            yield done, Parts(len(rows), sum(sizes), len(rows) * max(sizes), tokenise_s, run_s, decode_s, completed)
             tokenise_s = 0.0  # counted with the first run only
 
     def _read(self, works: Sequence[Work]) -> tuple[dict[int, Read], list[tuple[int, WorkResult]]]:
@@ -294,27 +299,26 @@ class Pipeline:
             return [error if isinstance(error, StillroomError) else InternalError("the model failed")]
 
     def _done(
-        self, work: Work, read: Read, window: int, logits: np.ndarray | StillroomError, scores: list[float]
-    ) -> WorkResult | None:
-        """The answer to `work`, or None while it has windows to come; how sure the model is of it is added to `scores`."""
+        self, work: Work, read: Read, window: int, logits: np.ndarray | StillroomError
+    ) -> tuple[WorkResult | None, float | None]:
+        """The answer to `work`, or None while it has windows to come; and how sure the model is of it, if that is known."""
         if isinstance(logits, StillroomError):
-            return logits
+            return logits, None
         if isinstance(work, TokenWork):
-            return Logits(list(logits.shape), np.ascontiguousarray(logits, dtype="<f4").tobytes())
+            return Logits(list(logits.shape), np.ascontiguousarray(logits, dtype="<f4").tobytes()), None
         truncated = isinstance(read, TokenRow)  # a part of the text's tokens
         of_text: Any = logits
         if isinstance(read, WindowedText):
             of_text = read.take(window, logits)
             if of_text is None:
-                return None
+                return None, None
             read = read.tokens
         text = ReadText(work, read, self.task.words(work.text, read), truncated)
-        if self._scored and (score := self.task.confidence(text, of_text, self.facts)) is not None:
-            scores.append(score)
+        score = self.task.confidence(text, of_text, self.facts) if self._scored else None
         try:
-            return self.task.answer(text, of_text, self.facts)  # type: ignore[no-any-return]
+            return self.task.answer(text, of_text, self.facts), score
         except StillroomError as error:
-            return error
+            return error, score
 
     def warm_up(self) -> None:
         """Runs the model at a few shapes and at its longest text, since the first run of a shape is slow."""

@@ -158,6 +158,11 @@ class Metrics:
             ["model", "reason"],
             registry=registry,
         )
+        self.memo_hits = Counter("stillroom_memo_hits", "Texts answered from the memo", ["model"], registry=registry)
+        self.memo_misses = Counter(
+            "stillroom_memo_misses", "Texts computed since the memo had no answer", ["model"], registry=registry
+        )
+        self.memo_bytes = Gauge("stillroom_memo_bytes", "Bytes of the answers in the memo", registry=registry)
         self.reloads = Counter(
             "stillroom_reloads", "Bundles opened again while served", ["model", "result"], registry=registry
         )

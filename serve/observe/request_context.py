@@ -75,6 +75,8 @@ class RequestContext:
     request_id: str = ""
     key_name: str | None = None
     """The name of the request's API key."""
+    key_digest: bytes = b""
+    """That key's SHA-256."""
     logged_texts: list[str] | None = None
     """The request's texts, only if texts are logged."""
     body_bytes: int = 0

@@ -1,6 +1,6 @@
 """What answers of all tasks share: their options, probabilities, lengths in the caller's unit, and what a run of the model tells."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -32,8 +32,16 @@ class Logits(NamedTuple):
     data: bytes
 
 
+class TextFacts(NamedTuple):
+    """Of an answered text: the rows and tokens that the model read of it, and how sure the model is; None if that is unknown."""
+
+    rows: int
+    tokens: int
+    score: float | None
+
+
 class Parts(NamedTuple):
-    """Times of one run of the model, how many of its tokens were padding, and how sure it was of the answers that it completed."""
+    """Times of one run of the model, how many of its tokens were padding, and the facts of the texts that it completed, by index."""
 
     texts: int
     tokens: int
@@ -41,7 +49,7 @@ class Parts(NamedTuple):
     tokenise_s: float
     run_s: float
     decode_s: float
-    scores: Sequence[float] = ()
+    completed: Mapping[int, TextFacts] = {}
 
 
 @dataclass(frozen=True)

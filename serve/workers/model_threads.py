@@ -19,7 +19,7 @@ import msgspec
 
 from serve.errors import InternalError, StillroomError
 from serve.observe.request_context import RequestContext, Stages
-from serve.text.answers import Logits, Parts
+from serve.text.answers import Logits, Parts, TextFacts
 from serve.text.inputs import Work
 from serve.workers.batcher import Done
 
@@ -36,11 +36,12 @@ Result = TypeVar("Result")
 
 
 class WorkRequest(NamedTuple):
-    """A work item, the context of its request, and its index there."""
+    """A work item, the context of its request, its index there, and the key under which its answer is kept, if it is."""
 
     work: Work
     context: RequestContext
     place: int = 0
+    key: bytes | None = None
 
 
 class _Batch:
@@ -84,20 +85,21 @@ class ModelThreads:
     """Threads that compute batches, each one at a time; `run` is a function for `Batcher.open`.
 
     `niceness` is what they yield to others of this machine (Linux has one for each thread). `observe` gets the times of each
-    run. `on_broken` is called with the reason when a GPU fails, or no run ends for `HUNG_S`: such a thread cannot be ended, only its
-    process.
+    run, and `keep` each answer that has a key. `on_broken` is called with the reason when a GPU fails, or no run ends for `HUNG_S`: such
+    a thread cannot be ended, only its process.
     """
 
     def __init__(
         self,
         pipeline: "Pipeline",
         observe: Callable[[Parts], None],
+        keep: Callable[[bytes, bytes, TextFacts], None],
         on_broken: Callable[[str], None],
         *,
         count: int,
         niceness: int,
     ) -> None:
-        self._pipeline, self._observe, self._on_broken = pipeline, observe, on_broken
+        self._pipeline, self._observe, self._keep, self._on_broken = pipeline, observe, keep, on_broken
         self._loop = asyncio.get_running_loop()
         self._batches: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
         self._threads = [
@@ -181,6 +183,8 @@ class ModelThreads:
             request.context.stages = batch.stages
             if isinstance(answer, StillroomError) and answer.fault == "ours":
                 request.context.failed_texts.append(request.place)
+            if request.key and isinstance(answer, bytes):
+                self._keep(request.key, answer, parts.completed[place])
             batch.done(place, answer)
         self._observe(parts)
 

@@ -15,15 +15,16 @@ import msgspec
 from serve.bundle.cpu import available_cores
 from serve.bundle.manifest import Manifest
 from serve.bundle.remote_files import is_url
-from serve.bundle.runtimes import Device, choose
+from serve.bundle.runtimes import Device, Runtime, choose
 from serve.errors import Unavailable
 from serve.observe.metrics import Drift, Expected, Metrics
 from serve.observe.request_context import RequestContext
 from serve.settings import Limits
 from serve.tasks import open_bundle, task_of
-from serve.text.answers import Parts
-from serve.text.inputs import TokenWork, Work
+from serve.text.answers import Parts, TextFacts
+from serve.text.inputs import TextWork, TokenWork, Work
 from serve.workers.batcher import Batcher, Reason, Wait
+from serve.workers.memo import Kept, Memo, reason_to_forget
 from serve.workers.model_threads import HUNG_S, ModelThreads, WorkOutput, WorkRequest, in_a_thread, renice
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ class ServedModel:
 
     `variant`, `threads` and `device` are as in `Pipeline`, but `threads` is 1 by default. `openvino` False keeps it from running in
     OpenVINO. `known` as in `open_bundle`. `name` is in place of the bundle's own: what is served from a folder keeps its name, whatever
-    bundle is put there. BundleError when the bundle is damaged, or its variant cannot run here; BadInput for a `device` that is not here.
+    bundle is put there. `memo` keeps answers, if it has room and they depend on their text alone. BundleError when the bundle is damaged,
+    or its variant cannot run here; BadInput for a `device` that is not here.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class ServedModel:
         bundle_path: Path | str,
         limits: Limits,
         metrics: Metrics,
+        memo: Memo | None = None,
         *,
         variant: str | None = None,
         threads: int | None = None,
@@ -88,7 +91,7 @@ class ServedModel:
             bundle = replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, name=name))
         self.source = bundle_path
         kept = "" if is_url(bundle_path) else bundle.manifest.name
-        again = partial(ServedModel, bundle_path, limits, metrics, variant=variant, threads=threads, name=kept)
+        again = partial(ServedModel, bundle_path, limits, metrics, memo, variant=variant, threads=threads, name=kept)
         self.opened_again: Callable[[], ServedModel] = partial(again, device=device, openvino=openvino)
         """A model with the same settings from the bundle that is in the folder, or at the URL, now; not started."""
         self.device: Device = device
@@ -104,6 +107,9 @@ class ServedModel:
         on_openvino = choice.runtime == "openvino"
         self._open = partial(_opened, bundle, self.variant, self.threads, device, openvino=on_openvino)
         self._metrics = metrics
+        self._memo = memo or Memo(0)
+        self._memo_name = b""
+        """The bundle, variant and runtime whose answers the memo keeps; empty if it keeps none."""
         scores = bundle.variant(self.variant)[1].validation_scores
         self._confidence = self._tokens = None
         if scores:
@@ -145,9 +151,13 @@ class ServedModel:
             pipeline = await in_a_thread(self._open, HUNG_S)
         except TimeoutError as error:
             raise Unavailable(f"model {self.manifest.name!r} could not be opened: {error}") from error
+        if self._memo.limit_bytes:
+            self._use_memo(pipeline.runtime)
         for batcher, niceness in zip(self.batchers, (NICE, NICE_FOR_LONG), strict=True):
             count = batches_at_once(self.threads)
-            running = ModelThreads(pipeline, self._observe, self._broken, count=count, niceness=niceness)
+            running = ModelThreads(
+                pipeline, self._observe, self._memo.put, self._broken, count=count, niceness=niceness
+            )
             self._running.append(running)
             batcher.open(running.run, count)
         self.ready = True
@@ -159,6 +169,15 @@ class ServedModel:
             waiting_texts=lambda: sum(batcher.waiting for batcher in self.batchers),
             ready=lambda: self.ready,
         )
+
+    def _use_memo(self, runtime: Runtime) -> None:
+        name = self.manifest.name
+        if reason := reason_to_forget(self.manifest, self.variant, runtime, self.device):
+            log.warning("--memo-mib has no effect on model %r: %s", name, reason)
+            return
+        self._memo_name = f"{self.manifest.digest} {self.variant} {runtime}".encode()
+        for lookups in (self._metrics.memo_hits, self._metrics.memo_misses):
+            lookups.labels(name)  # present from the start, as others are
 
     def _broken(self, reason: str) -> None:
         if not self.ready:
@@ -188,12 +207,21 @@ class ServedModel:
         context = context or RequestContext()
         context.model, context.variant, context.texts = self.manifest.name, self.variant, len(works)
         context.queued_s = time.perf_counter()
+        kept: dict[int, Kept] = {}
+        requests: list[WorkRequest] = []
+        for place, work in enumerate(works):
+            key = None
+            if self._memo_name and isinstance(work, TextWork):
+                key = self._memo.key(self._memo_name, context.key_digest, work)
+                if found := self._memo.get(key):
+                    kept[place] = found
+                    continue
+            requests.append(WorkRequest(work, context, place, key))
         longest = self.manifest.max_length
         tokens = [
             len(work.input_ids) if isinstance(work, TokenWork) else self.task.estimated_tokens(work, longest)
-            for work in works
+            for work, *_ in requests
         ]
-        requests = [WorkRequest(work, context, place) for place, work in enumerate(works)]
         try:
             if max(tokens, default=0) <= self._long_tokens:
                 answers = await self.batchers[0].results(requests, tokens, answered)
@@ -202,8 +230,17 @@ class ServedModel:
         except BaseException:  # an item failed, the time is up, or the client has gone
             context.abandon()
             raise
-        self._metrics.queue_seconds.labels(self.manifest.name).observe(context.queue_s)
-        return answers
+        name = self.manifest.name
+        if context.stages:  # something was computed
+            self._metrics.queue_seconds.labels(name).observe(context.queue_s)
+        if self._memo_name:
+            self._metrics.memo_misses.labels(name).inc(sum(each.key is not None for each in requests))
+        if not kept:
+            return answers
+        self._metrics.memo_hits.labels(name).inc(len(kept))
+        self._watch_drift([each.facts for each in kept.values()])
+        computed = iter(answers)
+        return [kept[place].answer if place in kept else next(computed) for place in range(len(works))]
 
     async def _answers_of_both(
         self, requests: list[WorkRequest], tokens: list[int], answered: Wait | None
@@ -262,6 +299,7 @@ class ServedModel:
                 await asyncio.gather(*(batcher.close() for batcher in self.batchers))
         await asyncio.gather(*(running.end(UNWANTED_S) for running in self._running))
         self._running.clear()
+        self._memo.clear()
 
     def description(self, aliases: Sequence[str] = ()) -> ModelDescription:
         """The model in the answer of `/v1/models`; `aliases` are its other names."""
@@ -291,10 +329,14 @@ class ServedModel:
             metrics.stage_seconds.labels(name, "decode").observe(parts.decode_s)
             metrics.tokens.labels(name, "text").inc(parts.tokens)
             metrics.tokens.labels(name, "padding").inc(parts.padded_tokens - parts.tokens)
+        self._watch_drift(parts.completed.values())
+
+    def _watch_drift(self, texts: Collection[TextFacts]) -> None:
         if self._confidence:
-            self._confidence.add(len(parts.scores), sum(parts.scores))
+            scores = [each.score for each in texts if each.score is not None]
+            self._confidence.add(len(scores), sum(scores))
         if self._tokens:
-            self._tokens.add(parts.texts, parts.tokens)
+            self._tokens.add(sum(each.rows for each in texts), sum(each.tokens for each in texts))
 
 
 def batches_at_once(threads: int) -> int:

@@ -93,6 +93,8 @@ class _Process:
     control: socket.socket
     began_s: float
     handed: int = 0
+    turn: int = 0
+    """When it was last given a connection, counted in connections."""
     open: bool = False
     warm: bool = False
     said: bytes = b""
@@ -307,8 +309,9 @@ class HttpProcesses:
         return True
 
     def _hand_over(self, client: socket.socket) -> None:
-        """Gives `client` to the process with the fewest open connections; of several, to the one whose turn it is.
+        """Gives `client` to the process with the fewest open connections; of several, to the one that was given none for longest.
 
+        So two connections go to two processes, also where one of these has not noticed yet that its last one was closed.
         A process whose models are not warm yet gets none while another is.
         """
         able = [process for process in self._processes.values() if process.open]
@@ -317,7 +320,7 @@ class HttpProcesses:
         late_s = time.monotonic() + FULL_S
         load = {id(process): process.handed - self._board.closed[process.number] for process in able}
         while able and time.monotonic() < late_s:
-            for process in sorted(able, key=lambda each: (load[id(each)], (each.number - self._turn) % self._count)):
+            for process in sorted(able, key=lambda each: (load[id(each)], each.turn, each.number)):
                 try:
                     socket.send_fds(process.control, [b"c"], [client.fileno()])
                 except BlockingIOError:  # it has not taken what it was given
@@ -326,6 +329,7 @@ class HttpProcesses:
                     able.remove(process)
                 else:
                     process.handed += 1
+                    process.turn = self._turn
                     return
             time.sleep(0.002)
 

@@ -91,6 +91,13 @@ def test_connections_are_spread_evenly_and_each_answers_as_the_pipeline(server: 
         until(lambda: abs(open_at(0) - open_at(1)) <= 1)
 
 
+def test_two_connections_that_stay_open_are_at_two_processes_after_each_of_300_reconnects(server: Server) -> None:
+    for _ in range(300):
+        with server.connect() as one, server.connect() as two:
+            # An id begins with 16 digits of its process.
+            assert len({ask(each)[1]["x-request-id"][:16] for each in (one, two)}) == 2
+
+
 def test_every_series_says_which_process_it_is_of_and_each_family_is_described_once(server: Server) -> None:
     for _ in range(3):  # of each process, as each new connection goes to the one with fewer
         _check_series(server.get("/metrics").text)
