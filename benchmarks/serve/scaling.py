@@ -1,12 +1,14 @@
 """How evenly connections spread over the processes of a server, and how requests a second grow with them, with a model that sleeps.
 
-    python benchmarks/serve/scaling.py [--processes 1 2 4 8 16] [--connections 4] [--seconds 4] [--rounds 3] [--out scaling.json]
+    python benchmarks/serve/scaling.py [--processes 1 2 4 8 16] [--connections 4] [--seconds 4] [--rounds 3] [--starts 0]
+        [--out scaling.json]
 
 The model is a small table whose every run sleeps 1 ms and computes next to nothing, so that more processes than cores can work at once.
 Each request has one text, on connections that stay open: `--connections` for each process.
 
 Shown: requests a second (median of the rounds, lowest and highest), core time a request, and of all requests the share of the busiest
-process, as a multiple of an equal share. Every answer is compared with the first; the exit code is 1 if one differs.
+process, as a multiple of an equal share. Every answer is compared with the first; the exit code is 1 if
+one differs. `--starts` starts a server of two processes so often, and shows p50 of two connections that stay open over that of one.
 """
 
 import argparse
@@ -19,12 +21,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from running import Server, drive, get, post, serving, text_body
 from small_server import write_bundles
 
 from latency.measure.machine import machine_facts
 
 STUB = Path(__file__).with_name("sleeping_model")
+MOST_OVER_ONE = 1.1
 TEXT = "order a table in Paris"
 
 
@@ -43,6 +47,17 @@ def measured(server: Server, connections: int, seconds: float) -> dict[str, Any]
         "busiest_of_equal": max(counts) * len(counts) / sum(counts),
         "answers": {results(body) for body in driven.bodies},
     }
+
+
+def two_over_one(server: Server) -> float:
+    """p50 of two connections that stay open, over that of one: the median of three turns of each, 200 requests a connection."""
+    requests = [post(server.place, "/v1/entities", text_body(TEXT))] * 200
+
+    def p50_ms(connections: int) -> float:
+        return float(np.median(drive(server.place, requests * connections, connections=connections).latencies_ms))
+
+    turns = [(p50_ms(2), p50_ms(1)) for _ in range(3)]
+    return statistics.median(two / one for two, one in turns)
 
 
 def core_s(server: Server) -> dict[int, float]:
@@ -69,6 +84,7 @@ def main() -> int:
     reader.add_argument("--connections", type=int, default=4)
     reader.add_argument("--seconds", type=float, default=4.0)
     reader.add_argument("--rounds", type=int, default=3)
+    reader.add_argument("--starts", type=int, default=0)
     reader.add_argument("--out", type=Path)
     given = reader.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(STUB), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -93,8 +109,17 @@ def main() -> int:
             rows.append(row)
             answers |= set().union(*(one["answers"] for one in each))
             print(json.dumps(row), flush=True)
+        starts: list[float] = []
+        for _ in range(given.starts):
+            with serving([bundle], "--processes", "2", "--no-access-log") as server:
+                starts.append(round(two_over_one(server), 3))
+        if starts:
+            within = sum(each <= MOST_OVER_ONE for each in starts)
+            middle = statistics.median(starts)
+            print(f"p50 of two connections over one: {middle}, at most {MOST_OVER_ONE} in {within} of {len(starts)}")
     if given.out:
-        given.out.write_text(json.dumps({"machine": machine_facts(), "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        document = {"machine": machine_facts(), "rows": rows, "two_over_one": starts}
+        given.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(f"different answers: {len(answers)}")
     return int(len(answers) != 1)
 
