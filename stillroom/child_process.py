@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import multiprocessing
 import os
+import pickle
 import queue
 import signal
 import sys
@@ -11,13 +12,17 @@ import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
+from importlib.machinery import ModuleSpec
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+LEAVE_S = 10.0  # in which a process that has made its calls ends by itself
+
 SPAWN = multiprocessing.get_context("spawn")  # a copy of this process would have its threads' locks
+_starting = threading.Lock()  # for all pools: a start changes the main module for a moment
 
 Call = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
 
@@ -53,7 +58,7 @@ class ChildProcesses:
         self._idle: queue.SimpleQueue[None] = queue.SimpleQueue()  # an item for each thread that waits for a call
         self._threads = 0
         self._children: set[SpawnProcess] = set()
-        self._starting = threading.Lock()
+        self._ended = False
         # Only this process can write to the pipe, so whoever reads from it notices when it is closed here, or this process is gone.
         self._lifeline_end, self._lifeline = SPAWN.Pipe(duplex=False)
         atexit.register(self._lifeline.close)  # before `multiprocessing` waits for its processes
@@ -65,19 +70,23 @@ class ChildProcesses:
         self.end()
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> "Future[T]":
-        """Has a process call `function`. The future raises what that raises, or ProcessDied; it is cancelled by `end`."""
+        """Has a process call `function`. The future raises what that raises, or ProcessDied; it is cancelled by `end`, or after it."""
         future: Future[T] = Future()
+        if self._ended:
+            future.cancel()
+            return future
         try:
             self._idle.get_nowait()
         except queue.Empty:
             if self._threads < self._most:
-                self._threads += 1
                 threading.Thread(target=self._make_calls, daemon=True).start()
+                self._threads += 1
         self._calls.put((future, function, arguments))
         return future
 
     def end(self, *, wait: bool = True) -> None:
         """Ends the processes at once, whatever they do; with `wait`, returns when they have ended."""
+        self._ended = True
         atexit.unregister(self._lifeline.close)
         self._lifeline.close()
         with contextlib.suppress(queue.Empty):
@@ -85,7 +94,7 @@ class ChildProcesses:
                 call[0].cancel()
         for _ in range(self._threads):
             self._calls.put(None)
-        with self._starting:
+        with _starting:
             children = list(self._children)
         for child in children:
             child.kill()
@@ -102,16 +111,18 @@ class ChildProcesses:
                 self._idle.put(None)
                 continue
             error: BaseException | None
+            lost = False
             try:
                 child = child or self._start()
                 child[1].send(what)
                 error, result = child[1].recv()
-            except (EOFError, OSError) as lost:
-                error, result = ProcessDied(f"it ended without an answer ({lost or 'its pipe is closed'})"), None
+            except (EOFError, OSError) as why:
+                lost, result = True, None
+                error = ProcessDied(f"it ended without an answer ({str(why) or 'its pipe is closed'})")
             except Exception as unsendable:
                 error, result = unsendable, None
             made += 1
-            if child and (isinstance(error, ProcessDied) or made == self._calls_a_process):
+            if child and (lost or made == self._calls_a_process):
                 self._discard(*child)
                 child, made = None, 0
             self._idle.put(None)
@@ -125,22 +136,26 @@ class ChildProcesses:
     def _start(self) -> tuple[SpawnProcess, Connection]:
         ours, theirs = SPAWN.Pipe()
         child = SPAWN.Process(target=_answer_calls, args=(self._lifeline_end, theirs, *self._begin))
-        with self._starting:
-            # A process that starts now would first run the user's program again, which may lack `if __name__ == "__main__"`.
-            program = vars(sys.modules["__main__"]).pop("__file__", None)
+        main = sys.modules["__main__"]
+        with _starting:
+            if self._ended:
+                raise EOFError("the pool has ended")
+            # Else the process would run the user's program again, which may lack `if __name__ == "__main__"`.
+            spec, main.__spec__ = getattr(main, "__spec__", None), ModuleSpec("__main__", None)
             try:
                 child.start()
             finally:
-                if program is not None:
-                    vars(sys.modules["__main__"])["__file__"] = program
+                main.__spec__ = spec
             self._children.add(child)
         theirs.close()  # so that reading from `ours` ends when the process does
         return child, ours
 
     def _discard(self, child: SpawnProcess, connection: Connection) -> None:
         connection.close()  # which ends it
+        child.join(LEAVE_S)
+        child.kill()
         child.join()
-        with self._starting:
+        with _starting:
             self._children.discard(child)
 
 
@@ -153,21 +168,32 @@ def _answer_calls(
         begin(*arguments)
     while True:
         try:
-            function, given = connection.recv()
-        except EOFError:
+            call = connection.recv_bytes()
+        except (EOFError, OSError):
             return
         answer: tuple[BaseException | None, Any]
         try:
+            function, given = pickle.loads(call)  # noqa: S301 - from the process that started this one
             answer = None, function(*given)
         except BaseException as error:
-            error.add_note(traceback.format_exc())
-            answer = error, None
+            answer = _sendable(error), None
         try:
             connection.send(answer)
         except OSError:
             return
-        except Exception as error:  # it cannot be pickled
-            connection.send((error, None))
+        except Exception as error:  # the result cannot be pickled
+            connection.send((_sendable(error), None))
+
+
+def _sendable(error: BaseException) -> BaseException:
+    """`error` with its traceback as a note; or where it cannot be sent, another one that says all that it says."""
+    said = "".join(traceback.format_exception(error))
+    try:
+        error.add_note(said)
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - of this process's own making
+    except Exception:
+        return RuntimeError(said)
+    return error
 
 
 def _end_with(lifeline: Connection) -> None:

@@ -35,7 +35,7 @@ class LatencyBudget(Settings):
         metavar="N",
     )
     tokens: int = setting(
-        0, help="Tokens of the text of that call.", at_least=0, at_most=512,
+        0, help="Tokens of the text of that call.", at_least=0, at_most=2048,
         shown="the length that 95 of 100 texts of validation stay within",
     )  # fmt: skip
 

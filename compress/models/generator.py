@@ -122,10 +122,10 @@ def lengths_of(opened: Opened) -> tuple[int, int]:
         type(tokens) is int
         and type(target_tokens) is int
         and fits(tokens, target_tokens)
-        and tokens <= opened.max_length
+        and tokens <= opened.most_tokens
     ):
         raise BadInput(
-            f"{opened.role} {opened.name}: `{GENERATOR}` in its config.json is {settings}; `tokens` (at most {opened.max_length}) and "
+            f"{opened.role} {opened.name}: `{GENERATOR}` in its config.json is {settings}; `tokens` (at most {opened.most_tokens}) and "
             "`target_tokens` are needed. Copy the folder again."
         )
     return tokens, target_tokens

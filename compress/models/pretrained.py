@@ -1,5 +1,6 @@
 """Opens a teacher or student, a folder on disk or a Hub name, and checks it before use."""
 
+import json
 import math
 import os
 import tempfile
@@ -39,6 +40,7 @@ from serve.wording import one_of
 
 # Tokens that a text has at most unless a longer one is asked for, as the papers' teachers were trained on.
 LONGEST_TEXT = 512
+LINEAGE = "lineage.json"  # what a checkpoint made here was made from; its `max_length` is that of training where it was longer
 # The most that can be asked for: attention takes memory by the square, for 12 heads 0.2 GB a text and matrix here, 3.2 GB with 8,192.
 MOST_TOKENS = 2048
 
@@ -72,8 +74,12 @@ class Opened:
 
     @property
     def max_length(self) -> int:
-        """The longest text in tokens, unless a longer one is asked for: `most_tokens`, at most `LONGEST_TEXT`."""
-        return min(LONGEST_TEXT, self.most_tokens)
+        """The longest text in tokens, unless a longer one is asked for: `LONGEST_TEXT`, or what it was trained on here if that is more."""
+        try:
+            trained = json.loads((self.folder / LINEAGE).read_text(encoding="utf-8"))["max_length"]
+        except (OSError, ValueError, TypeError, KeyError):
+            trained = 0
+        return min(self.most_tokens, max(LONGEST_TEXT, trained if isinstance(trained, int) else 0))
 
     @property
     def most_tokens(self) -> int:
@@ -278,8 +284,8 @@ def download_or_refuse(name: str, role: str, wanted: str, revision: str) -> Path
         ) from None
 
 
-def save_tokenizer(opened: Opened, folder: Path) -> Tokenizer:
-    """Write the fast tokenizer of `opened` into `folder` and return it as serving loads it.
+def save_tokenizer(opened: Opened, folder: Path, max_length: int = 0) -> Tokenizer:
+    """Write the fast tokenizer of `opened`, for texts of `max_length` tokens if that is more, and return it as serving loads it.
 
     Raises:
         BadInput: the tokenizer cannot be opened, has no fast form, or has ids that the embedding has no rows for.
@@ -289,9 +295,9 @@ def save_tokenizer(opened: Opened, folder: Path) -> Tokenizer:
     tokenizer.backend_tokenizer.no_padding()
     tokenizer.backend_tokenizer.no_truncation()
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.model_max_length = opened.max_length
+    tokenizer.model_max_length = max(max_length, opened.max_length)
     tokenizer.save_pretrained(folder)
-    return load_tokenizer(folder, opened.max_length)
+    return load_tokenizer(folder, max(max_length, opened.max_length))
 
 
 def with_markers(opened: Opened) -> Opened:

@@ -272,4 +272,4 @@ def _train(folder: Path, inputs: _Inputs) -> None:
         "best_step": progress.best_step, "ended": progress.ended, "student": str(inputs.shape or shape_in(inputs.opened)),
         **({"teacher": asked.public_name, "teacher_revision": asked.revision} if asked else {}),
     }  # fmt: skip
-    save_with_lineage(model, inputs.opened, folder, lineage)
+    save_with_lineage(model, inputs.opened, folder, lineage, max_length=inputs.longest)

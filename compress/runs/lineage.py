@@ -8,12 +8,11 @@ from typing import Any
 
 from compress.data.examples import GENERATION, GENERATOR
 from compress.models.configurations import in_one_line, quiet
-from compress.models.pretrained import Opened, save_tokenizer
+from compress.models.pretrained import LINEAGE, LONGEST_TEXT, Opened, save_tokenizer
 from compress.progress import Notify, message, silent
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
 
-LINEAGE = "lineage.json"
 FIFTH = 5
 FEW = 10  # with fewer points a curve is not checked
 # Share of the first losses. No smaller student gets this close: at or below it teacher and student are one model.
@@ -21,21 +20,32 @@ NOTHING_LEFT = 1e-5
 
 
 def save_with_lineage(
-    model: Any, opened: Opened, folder: Path, details: dict[str, Any], tokens_of: Opened | None = None
+    model: Any,
+    opened: Opened,
+    folder: Path,
+    details: dict[str, Any],
+    tokens_of: Opened | None = None,
+    max_length: int = 0,
 ) -> None:
     """Write `model`, which was made from `opened`, with the tokenizer of `tokens_of` or else of `opened`.
 
-    The lineage holds `details` and the versions of the libraries.
+    The lineage holds `details`, the versions of the libraries, and `max_length` if texts were longer than usual.
     """
     model.config.architectures = [type(model).__name__]
     if details.get("task") != GENERATION and hasattr(model.config, GENERATOR):  # of the model that it was made from
         delattr(model.config, GENERATOR)
     with quiet():
         model.to("cpu").save_pretrained(folder)
-    save_tokenizer(tokens_of or opened, folder)
+    save_tokenizer(tokens_of or opened, folder, max_length)
     versions = {name: version(name) for name in ("torch", "transformers", "tokenizers")}
-    lineage = {"teacher": opened.public_name, "teacher_revision": opened.revision, "base_model": base_model_of(opened)}
+    lineage: dict[str, Any] = {
+        "teacher": opened.public_name,
+        "teacher_revision": opened.revision,
+        "base_model": base_model_of(opened),
+    }
     lineage |= {"versions": versions} | details
+    if max_length > LONGEST_TEXT:
+        lineage["max_length"] = max_length
     (folder / LINEAGE).write_bytes(canonical_json(lineage))
 
 

@@ -18,10 +18,10 @@ from compress.evaluation.predictions import shared_row_logits
 from compress.methods.catalogue import LABELS, labels_and_soft_labels, with_class_weights
 from compress.models import task_heads
 from compress.models.initialise import RANDOM, is_checkpoint, open_start, student_of
-from compress.models.pretrained import Opened, load, open_model
+from compress.models.pretrained import LINEAGE, Opened, load, open_model
 from compress.progress import advancing, message
 from compress.runs.hardware import device_here, stage_settings
-from compress.runs.lineage import LINEAGE, loss_warnings, read_lineage, save_with_lineage
+from compress.runs.lineage import loss_warnings, read_lineage, save_with_lineage
 from compress.runs.method_chain import layers_named
 from compress.runs.method_trainings import MethodInputs, with_head
 from compress.runs.resumable_stages import STATE, TRAINING
@@ -315,7 +315,7 @@ def save(model: Any, folder: Path, inputs: TaskInputs, progress: Progress, detai
         "best_step": progress.best_step,
         **({"ended": progress.ended} if progress.step else {}),
     }
-    save_with_lineage(model, inputs.opened, folder, lineage, inputs.tokens_of)
+    save_with_lineage(model, inputs.opened, folder, lineage, inputs.tokens_of, inputs.max_length)
 
 
 def method_name(inputs: TaskInputs) -> str:

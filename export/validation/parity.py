@@ -303,4 +303,7 @@ def _in_memory(members: list[int], encodings: Sequence[Encoding]) -> list[list[i
     """`members` in parts of two or more whose attention, padded, is no larger than that of `MOST_TOGETHER` texts of 512 tokens."""
     longest = max(len(encodings[index]) for index in members)
     rows = max(2, MOST_TOGETHER * 512**2 // longest**2)
-    return [members[start : start + rows] for start in range(0, len(members), rows)]
+    parts = [members[start : start + rows] for start in range(0, len(members), rows)]
+    if len(parts) > 1 and len(parts[-1]) == 1:  # alone it would be in no company
+        parts[-2] += parts.pop()
+    return parts

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableSequence, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from serve.observe.process_metrics import ProcessMetrics
 from serve.observe.tracing import traces_from_environment
 from serve.settings import ServeSettings
 from serve.tasks import SERVED_TASKS
+from serve.workers.batcher import Cores
 from serve.workers.memo import Memo
 from serve.workers.model_threads import in_a_thread
 from serve.workers.served_model import ServedModel, processes_for
@@ -54,6 +55,8 @@ def create_app(
     *,
     known: Collection[str] = (),
     openvino: bool | None = None,
+    taken: MutableSequence[int] | memoryview | None = None,
+    number: int = 0,
 ) -> Starlette:
     """The ASGI app that serves `bundles`, folders or URLs, each verified here. Its `state.service` is the `Service`.
 
@@ -64,6 +67,7 @@ def create_app(
     if not bundles:
         raise BadInput("no bundle was given; name at least one folder that `stillroom run`, `demo` or `export` wrote")
     settings, metrics = settings or ServeSettings(), Metrics()
+    cores = Cores([0] if taken is None else taken, number, processes_for(settings.device, settings.threads or 1))
     memo = Memo(int(settings.memo_mib * 2**20))
     metrics.memo_bytes.set_function(lambda: memo.held_bytes)
     aliases = aliases_of(settings.alias)
@@ -73,6 +77,7 @@ def create_app(
             settings.limits,
             metrics,
             memo,
+            cores,
             variant=settings.variant,
             threads=settings.threads,
             device=settings.device,
@@ -242,7 +247,8 @@ def _server(
     tls = tls_context(settings)
     # A process that replaces another serves what the others do.
     known, openvino = (share.digests.values(), share.openvino) if share else ((), None)
-    app = create_app(bundles, settings, access, known=known, openvino=openvino)
+    taken, number = (share.board.batches, share.number) if share else (None, 0)
+    app = create_app(bundles, settings, access, known=known, openvino=openvino, taken=taken, number=number)
     service: Service = app.state.service
     most = openable_connections(settings.connections.connections)
     watch = Watch(replace(settings.connections, connections=most), service.metrics)

@@ -19,7 +19,7 @@ import heapq
 import itertools
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, MutableSequence, Sequence
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from serve.errors import Overloaded, Unavailable
@@ -43,7 +43,8 @@ CLOSING = "the model is being closed; try again in a second"
 SPEED_SMOOTHING = 0.2
 # Seconds for a token until a batch has been measured: those of a small encoder on one core.
 UNMEASURED_S_PER_TOKEN = 50e-6
-# A further batch is given beside others if at least this many tokens wait. With fewer, a larger batch a little later is better.
+# A further batch is given beside others where no core is free if at least this many tokens wait. With fewer, a larger batch a little
+# later is better.
 WORTH_ANOTHER = 256
 # A batch is picked, by similar length, from the first items in fair order: from as many as fill this many batches.
 CHOICE = 4
@@ -99,6 +100,31 @@ class _Batch(NamedTuple, Generic[Item, Result]):
     given_s: float
 
 
+class Cores:
+    """The cores that batches take, of all batchers that share this, also in other processes.
+
+    Args:
+        taken: the batches under way in each process, in memory that the processes share.
+        number: of this process there.
+        most: how many batches have a core.
+    """
+
+    def __init__(self, taken: MutableSequence[int] | memoryview, number: int, most: int) -> None:
+        self._taken, self._number, self._most = taken, number, most
+
+    def take(self) -> None:
+        """A batch begins."""
+        self._taken[self._number] += 1
+
+    def give_back(self) -> None:
+        """A batch has ended."""
+        self._taken[self._number] -= 1
+
+    def one_is_free(self) -> bool:
+        """Whether another batch would have a core."""
+        return sum(self._taken) < self._most
+
+
 class Batcher(Generic[Item, Result]):
     """Gives batches of the items of callers to the function of `open`; until that is called, items wait.
 
@@ -107,7 +133,8 @@ class Batcher(Generic[Item, Result]):
     tokens would wait, or if, at the recent speed, the tokens before the turn of its last item take longer than about `max_queue_s`.
     Tokens under way count where they are more than a batch, as those of a long item are: any caller may wait for one batch. An empty
     queue accepts any number, unless such an item is computed. `released` is called for each batch with the reason and the number of
-    items; `clock` replaces that of the system.
+    items; `clock` replaces that of the system. `cores` counts the batches under way: while one is free, waiting items need not wait for
+    the batch before them.
     """
 
     def __init__(
@@ -120,6 +147,7 @@ class Batcher(Generic[Item, Result]):
         max_wait_ms: float = 20.0,
         clock: Callable[[], float] | None = None,
         released: Callable[[Reason, int], None] = lambda reason, items: None,
+        cores: Cores | None = None,
     ) -> None:
         self._batch_tokens = batch_tokens
         self._max_texts = max_texts
@@ -128,6 +156,7 @@ class Batcher(Generic[Item, Result]):
         self._max_wait_s = max_wait_ms / 1000
         self._clock = clock or time.perf_counter
         self._released = released
+        self._cores = cores or Cores([0], 0, 1)
         self._queue: list[_Waiting[Item, Result]] = []  # those of callers that have gone included
         self._waiting = self._queued_tokens = 0  # without these
         self._run: Run[Item, Result] | None = None
@@ -288,7 +317,7 @@ class Batcher(Generic[Item, Result]):
         """Gives batches while items wait: one if none is under way, and others if many tokens wait."""
         self._feeding = False
         while self._run and self._waiting and len(self._under_way) < self._at_once:
-            if self._under_way and self._queued_tokens < WORTH_ANOTHER:
+            if self._under_way and self._queued_tokens < WORTH_ANOTHER and not self._cores.one_is_free():
                 break
             self._give(self._run)
 
@@ -311,6 +340,7 @@ class Batcher(Generic[Item, Result]):
             for place in list(undone):
                 done(place, outcome)
             self._under_way = [each for each in self._under_way if each.running is not running]
+            self._cores.give_back()
             if error is None:
                 self._note_speed(tokens, self._clock() - given_s)
             self._after_another = True
@@ -323,6 +353,7 @@ class Batcher(Generic[Item, Result]):
             running = asyncio.get_running_loop().create_future()
             running.set_exception(error)
         self._under_way.append(_Batch(running, batch, tokens, given_s))
+        self._cores.take()
         running.add_done_callback(ended)
 
     def _note_speed(self, tokens: int, seconds: float) -> None:

@@ -23,7 +23,7 @@ from serve.settings import Limits
 from serve.tasks import open_bundle, task_of
 from serve.text.answers import Parts, TextFacts
 from serve.text.inputs import TextWork, TokenWork, Work
-from serve.workers.batcher import Batcher, Reason, Wait
+from serve.workers.batcher import Batcher, Cores, Reason, Wait
 from serve.workers.memo import Kept, Memo, reason_to_forget
 from serve.workers.model_threads import HUNG_S, ModelThreads, WorkOutput, WorkRequest, in_a_thread, renice
 
@@ -68,8 +68,8 @@ class ServedModel:
 
     `variant`, `threads` and `device` are as in `Pipeline`, but `threads` is 1 by default. `openvino` False keeps it from running in
     OpenVINO. `known` as in `open_bundle`. `name` is in place of the bundle's own: what is served from a folder keeps its name, whatever
-    bundle is put there. `memo` keeps answers, if it has room and they depend on their text alone. BundleError when the bundle is damaged,
-    or its variant cannot run here; BadInput for a `device` that is not here.
+    bundle is put there. `memo` keeps answers, if it has room and they depend on their text alone; `cores` are those of the server.
+    BundleError when the bundle is damaged, or its variant cannot run here; BadInput for a `device` that is not here.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class ServedModel:
         limits: Limits,
         metrics: Metrics,
         memo: Memo | None = None,
+        cores: Cores | None = None,
         *,
         variant: str | None = None,
         threads: int | None = None,
@@ -91,7 +92,9 @@ class ServedModel:
             bundle = replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, name=name))
         self.source = bundle_path
         kept = "" if is_url(bundle_path) else bundle.manifest.name
-        again = partial(ServedModel, bundle_path, limits, metrics, memo, variant=variant, threads=threads, name=kept)
+        again = partial(
+            ServedModel, bundle_path, limits, metrics, memo, cores, variant=variant, threads=threads, name=kept
+        )
         self.opened_again: Callable[[], ServedModel] = partial(again, device=device, openvino=openvino)
         """A model with the same settings from the bundle that is in the folder, or at the URL, now; not started."""
         self.device: Device = device
@@ -133,6 +136,7 @@ class ServedModel:
                 max_queue_s=limits.queue_s,
                 max_wait_ms=limits.max_wait_ms,
                 released=released,
+                cores=cores,
             )
             for _ in range(2)
         )

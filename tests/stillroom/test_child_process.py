@@ -92,6 +92,11 @@ def test_what_a_call_raises_and_what_cannot_be_sent_is_raised() -> None:
         for unsendable in (processes.submit(eval, "lambda: 1"), processes.submit(lambda: 1)):
             with pytest.raises((AttributeError, pickle.PicklingError)):
                 unsendable.result(PATIENCE_S)
+        unreadable = "import urllib.error; raise urllib.error.HTTPError('http://a', 418, 'teapot', {}, None)"
+        with pytest.raises(RuntimeError, match="HTTPError: HTTP Error 418: teapot"):  # it cannot be unpickled
+            processes.submit(exec, unreadable).result(PATIENCE_S)
+        with pytest.raises(EOFError, match="of the call itself"):
+            processes.submit(exec, "raise EOFError('of the call itself')").result(PATIENCE_S)
         assert processes.submit(eval, "1 + 1").result(PATIENCE_S) == 2
 
 
@@ -108,3 +113,42 @@ def test_a_lock_that_ctrl_c_left_taken_does_not_keep_the_end_waiting() -> None:
         future = processes.submit(time.sleep, 0)
         future._condition.acquire()  # as where Ctrl-C interrupts `result`
     assert not psutil.pid_exists(pid)
+
+
+def test_a_call_after_the_end_is_cancelled_and_none_starts_a_process() -> None:
+    with ChildProcesses(1) as processes:
+        processes.submit(os.getpid).result(PATIENCE_S)
+    assert processes.submit(os.getpid).cancelled()
+    before = set(psutil.Process().children())
+    for _ in range(3):
+        processes = ChildProcesses(2)
+        calls = [processes.submit(os.getpid) for _ in range(2)]
+        processes.end()
+        assert all(call.done() or call.exception(PATIENCE_S) for call in calls)
+        assert {each for each in psutil.Process().children() if "--multiprocessing-fork" in each.cmdline()} <= before
+
+
+# Eight pools at once, by a program that has no guard. Each of its runs leaves a line.
+UNGUARDED = """
+import os, sys
+print("run", flush=True)
+from stillroom.child_process import ChildProcesses
+
+pools = [ChildProcesses(1) for _ in range(8)]
+calls = [pool.submit(os.getpid) for pool in pools]
+while not all(call.done() for call in calls):
+    __file__, __spec__
+assert len({call.result() for call in calls}) == 8
+for pool in pools:
+    pool.end()
+"""
+
+
+def test_a_program_is_not_run_again_by_processes_that_start_at_once(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(UNGUARDED)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for program in (["program.py"], ["-m", "program"]):
+        done = subprocess.run(
+            [sys.executable, *program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout) == (0, "run\n"), done.stderr

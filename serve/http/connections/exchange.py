@@ -75,7 +75,7 @@ class Exchange:
         """
         if self._asks_first:
             self._asks_first = False
-            self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._connection.ask_for_body(self)
         while not (self.fault or self.gone.done() or self.answered or self.body or (self.whole and not self._read)):
             self._arrived.clear()
             await self._arrived.wait()

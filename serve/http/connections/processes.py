@@ -50,12 +50,12 @@ class SharedCounters:
     """Numbers of each process in memory that all processes of one server share."""
 
     def __init__(self, processes: int) -> None:
-        numbers = memoryview(mmap.mmap(-1, 32 * processes)).cast("Q")
-        self.closed, self.warm, self.starts, self.lives_s = (
-            numbers[i * processes : (i + 1) * processes] for i in range(4)
+        numbers = memoryview(mmap.mmap(-1, 40 * processes)).cast("Q")
+        self.closed, self.warm, self.starts, self.lives_s, self.batches = (
+            numbers[i * processes : (i + 1) * processes] for i in range(5)
         )
         """Connections of each process that have ended, whether its models have been warm, the processes that have been it, and the last
-        whole second, on the clock of `time.monotonic`, in which its event loop turned."""
+        whole second, on the clock of `time.monotonic`, in which its event loop turned; the batches that it computes."""
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ class HttpProcesses:
             return
         for each in (ours, theirs):
             each.setblocking(False)
-        self._board.closed[number] = 0
+        self._board.closed[number] = self._board.batches[number] = 0
         self._board.lives_s[number] = int(time.monotonic())
         self._board.starts[number] += 1
         share = ProcessShare(

@@ -157,6 +157,12 @@ class Connection(asyncio.Protocol):
         if not self.transport.is_closing():
             self.transport.write(data)
 
+    def ask_for_body(self, exchange: Exchange) -> None:
+        """Tells a client that waits for that to send the body of this request."""
+        if self.reading == "body" and self._unanswered[-1] is exchange:  # and not the head of the next one
+            self._asks_first = False
+        self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
     def data_received(self, data: bytes) -> None:
         """Parses `data`, within the limits."""
         if self._broken:
@@ -296,6 +302,11 @@ class Connection(asyncio.Protocol):
             if self.reading == "body" and not (self._broken or self._asks_first):
                 # Closing while the client sends would reset the connection, and the client could lose the answer.
                 self._ended = True
+                for later in self._unanswered:  # sent ahead, and never answered
+                    if not later.gone.done():
+                        later.gone.set_result(None)
+                self._unanswered.clear()
+                self.regulate()  # which may have paused reading
                 if self.transport.can_write_eof():
                     self.transport.write_eof()
             else:
@@ -329,7 +340,7 @@ class Connection(asyncio.Protocol):
             return
         if self._unanswered:
             self._unanswered[-1].keeps = False
-        elif self._refusal is not None:  # answered once its body is here
+        elif self._refusal is not None or self._ended:  # answered, or closed, once its body is here
             return
         elif not (self.reading == "head" and time.monotonic() - self.since_s < ARRIVING_S) and not self._events():
             self.transport.close()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("serve")
 
 # Tokens in a batch: enough to fill the runs of the model, few enough that all processes end at nearly the same time.
-BATCH_TOKENS, GPU_BATCH_TOKENS = 8192, 32_768
+BATCH_TOKENS, GPU_BATCH_TOKENS = 4096, 32_768
 # Batches with which processes died this often are given up.
 MOST_DEATHS = 3
 

@@ -75,7 +75,7 @@ def open_inputs(teacher: str, student: str, given: Explaining) -> Inputs:
         )
     examples, has_spans = read
     tokenizer = open_tokenizer(theirs)
-    max_length = min(given.max_length, theirs.max_length, ours.max_length)
+    max_length = min(given.max_length, theirs.most_tokens, ours.most_tokens)
     tokenizer.enable_truncation(max_length)
     chosen = _drawn(examples, given.most_texts, given.seed)
     return Inputs(theirs, ours, tokenizer, max_length, pairs, chosen, len(examples), has_spans, task, why, notes)

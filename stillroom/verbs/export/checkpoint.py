@@ -15,7 +15,15 @@ from compress.data.splits import read_splits
 from compress.data.task import Task
 from compress.data.texts import read_texts
 from compress.input_errors import Faults
-from compress.models.pretrained import Opened, check_labels, head_fault, open_model, save_tokenizer, with_markers
+from compress.models.pretrained import (
+    LINEAGE,
+    Opened,
+    check_labels,
+    head_fault,
+    open_model,
+    save_tokenizer,
+    with_markers,
+)
 from compress.models.sentence_pooling import SentencePooling, max_tokens_in, pooling_in, write_pooling
 from compress.runs.data_checks import (
     FurtherTexts,
@@ -25,7 +33,7 @@ from compress.runs.data_checks import (
     refuse_in_scope,
     warnings_of,
 )
-from compress.runs.lineage import LINEAGE, base_model_of, read_lineage
+from compress.runs.lineage import base_model_of, read_lineage
 from compress.runs.open_task import usable_length
 from compress.runs.resumable_stages import Workdir
 from compress.tasks import FEATURE_EXTRACTION, task_of

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer
+from transformers import AutoModelForSequenceClassification
 
 import stillroom
 from compress.models.answering import open_answering
 from compress.models.pretrained import load, open_model
+from compress.runs.lineage import read_lineage, save_with_lineage
 from compress.runs.open_task import usable_length
 from compress.tasks import TEXT_CLASSIFICATION, task_of
 from serve.errors import BadInput
@@ -123,7 +125,9 @@ def test_positions_before_the_padding_id_are_not_read(padding_at_3: Path, tmp_pa
     assert load(opened, TEXT_CLASSIFICATION)(input_ids=torch.tensor([encoding.ids])).logits.isfinite().all()
 
 
-def test_longer_texts_are_read_where_they_are_asked_for_and_the_model_can_read_them(padding_at_3: Path) -> None:
+def test_longer_texts_are_read_where_they_are_asked_for_and_the_model_can_read_them(
+    padding_at_3: Path, tmp_path: Path
+) -> None:
     opened = open_model(str(padding_at_3))
     long = replace(opened, config=copy.deepcopy(opened.config))
     long.config.max_position_embeddings = 8196
@@ -132,3 +136,19 @@ def test_longer_texts_are_read_where_they_are_asked_for_and_the_model_can_read_t
         usable_length(2049, long)
     with pytest.raises(BadInput, match="give 8 to 32 tokens, which"):
         usable_length(33, opened)
+    save_with_lineage(load(opened, TEXT_CLASSIFICATION), opened, tmp_path / "short", {}, max_length=32)
+    assert "max_length" not in read_lineage(tmp_path / "short")
+
+
+def test_a_checkpoint_that_learned_from_longer_texts_reads_them_so_everywhere(
+    padding_at_3: Path, tmp_path: Path
+) -> None:
+    opened = open_model(str(padding_at_3))
+    longer = replace(opened, config=copy.deepcopy(opened.config))
+    longer.config.max_position_embeddings, longer.config.num_labels = 2052, 2
+    save_with_lineage(
+        AutoModelForSequenceClassification.from_config(longer.config), longer, tmp_path / "made", {}, max_length=2000
+    )
+    made = open_model(str(tmp_path / "made"))
+    assert (made.max_length, made.most_tokens) == (2000, 2048)
+    assert open_answering(str(tmp_path / "made"), task_of, max_length=2000).max_length == 2000

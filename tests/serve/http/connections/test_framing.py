@@ -177,12 +177,15 @@ def test_a_body_after_an_upgrade_header_is_not_read_as_a_request(server: Server)
             assert answer[1]["x-request-id"] != "smuggled"
 
 
-def test_a_refused_body_is_read_to_its_end_and_then_the_connection_that_is_to_close_closes(server: Server) -> None:
+@pytest.mark.parametrize("first_bytes", [0, 200_000, 1_200_000])
+def test_a_refused_body_is_read_to_its_end_and_then_the_connection_that_is_to_close_closes(
+    server: Server, first_bytes: int
+) -> None:
     body = b"a" * 1_200_000
     with server.connect() as connection:
-        connection.sendall(request(b"", "Connection: close", length=len(body)))
+        connection.sendall(request(body[:first_bytes], "Connection: close", length=len(body)))
         assert read_answer(connection)[0] == 413
-        connection.sendall(body + SMUGGLED)  # which a connection that was closed would not take
+        connection.sendall(body[first_bytes:] + SMUGGLED)  # which a connection that was closed would not take
         assert connection.recv(1) == b""
 
 
