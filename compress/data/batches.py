@@ -17,7 +17,8 @@ BATCH_TOKENS = 2_048  # padded tokens of a prediction batch: enough for the matr
 
 
 class Weights(NamedTuple):
-    """The weights of means over a part of a batch: its share of the batch's texts, texts with rows, rows and labelled rows."""
+    """The weights of means over a batch, or a part of one: what it has of texts, texts with rows, rows and labelled rows, divided by what
+    a batch has, or has on average (`TaskText`)."""
 
     texts: float = 1.0
     asked: float = 1.0
@@ -71,6 +72,11 @@ def labelled_rows(targets: Tensor) -> Tensor:
     return ~targets.isnan() if are_numbers(targets) else targets != IGNORED
 
 
+def rows_that_count(targets: Tensor) -> Tensor:
+    """Which rows a mean over rows is divided by, a bool for each: all, or of questions the first of each window."""
+    return targets[:, 0] == 1 if are_spans(targets) else torch.ones(len(targets), dtype=torch.bool)
+
+
 def part_of(batch: Batch, share: ProcessShare) -> Batch:
     """The rows of `batch` in `share`. Means over the parts, times their weights, add up to the mean over the whole batch.
 
@@ -86,16 +92,14 @@ def part_of(batch: Batch, share: ProcessShare) -> Batch:
     rows_a_text = 1 if batch.whole_texts else width
     inside = (batch.row_index >= first * rows_a_text) & (batch.row_index < last * rows_a_text)
     mask, labelled = batch.inputs["attention_mask"], labelled_rows(batch.targets)
-    targets = batch.targets
-    # All, or of questions the first of each window.
-    rows_that_count = targets[:, 0] == 1 if are_spans(targets) else torch.ones(len(targets), dtype=torch.bool)
+    counts = rows_that_count(batch.targets)
     texts = mask.amax(dim=1)  # (rows,), of each row
     asked = batch.row_index  # (texts with rows,), the row of each
     if not batch.whole_texts:
         asked = text_of_row(mask, asked).unique() // (width + 1)  # type: ignore[no-untyped-call]
 
-    def weight(part: Tensor, whole: Tensor) -> float:
-        return 0.0 if empty else float(part.sum()) / max(1.0, float(whole.sum()))
+    def weight(part: Tensor, whole: Tensor, of_batch: float) -> float:
+        return 0.0 if empty else of_batch * float(part.sum()) / max(1.0, float(whole.sum()))
 
     return replace(
         batch,
@@ -107,10 +111,10 @@ def part_of(batch: Batch, share: ProcessShare) -> Batch:
         if batch.teacher_activations is None
         else {part: value[first:last] for part, value in batch.teacher_activations.items()},
         weights=Weights(
-            weight(texts[first:last], texts),
-            weight((asked >= first) & (asked < last), torch.ones_like(asked)),
-            weight(inside & rows_that_count, rows_that_count),
-            weight(labelled[inside], labelled),
+            weight(texts[first:last], texts, batch.weights.texts),
+            weight((asked >= first) & (asked < last), torch.ones_like(asked), batch.weights.asked),
+            weight(inside & counts, counts, batch.weights.rows),
+            weight(labelled[inside], labelled, batch.weights.labelled),
         ),
     )
 
@@ -131,7 +135,11 @@ def text_shares(mask: Tensor, row_index: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TaskText:
-    """Batches of a task's texts for `compress.training.stage`."""
+    """Batches of a task's texts for `compress.training.stage`.
+
+    The sums over a batch are divided by what a batch holds on average, so that a word of a short text counts as one of a long text, which
+    comes with long ones, and a text of a small batch as any other.
+    """
 
     texts: Encoded
     batch: int
@@ -148,9 +156,8 @@ class TaskText:
     @cached_property
     def sampler(self) -> Sampler:
         """Chooses the texts of each step."""
-        return Sampler(
-            np.array([len(ids) for ids in self.texts.ids]), self.batch, self.seed, self.counts, self.labelled
-        )
+        lengths = np.array([len(ids) for ids in self.texts.ids])
+        return Sampler(lengths, self.batch, self.seed, self.counts, self.labelled, even=True)
 
     @property
     def pad_id(self) -> int:
@@ -169,7 +176,22 @@ class TaskText:
 
     def at(self, step: int) -> Batch:
         """The batch of one step."""
-        return collate(self.texts, self.sampler.at(step).tolist(), soft=self.soft)
+        chosen, (held, usual) = self.sampler.at(step), self._held
+        texts, rows, labelled = (held[:, chosen].sum(axis=1) / usual).tolist()
+        batch = collate(self.texts, chosen.tolist(), soft=self.soft)
+        return replace(batch, weights=Weights(texts, texts, rows, labelled))
+
+    @cached_property
+    def _held(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of each text itself, its rows that count and those with a label, (3, texts); and of a step on average, (3,)."""
+        targets = torch.from_numpy(np.concatenate(self.texts.targets))
+        owners = np.repeat(np.arange(len(self.texts)), [len(rows) for rows in self.texts.rows])
+        known = labelled_rows(targets).reshape(len(targets), -1).any(dim=1)
+        held = [
+            np.bincount(owners, rows.numpy(), len(self.texts)) for rows in (rows_that_count(targets), known)
+        ]  # fmt: skip
+        found = np.stack([np.ones(len(self.texts)), *held])
+        return found, np.maximum(found @ self.sampler.reads, np.finfo(np.float64).tiny)
 
 
 def collate(

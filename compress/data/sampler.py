@@ -13,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 Row = TypeVar("Row")
+POOL = 64  # batches whose texts are sorted by length together, at most
 
 
 def language_counts(languages: Sequence[str], temperature: float) -> np.ndarray:
@@ -36,7 +37,8 @@ class Sampler:
 
     With `counts` (texts,) a text is read that often in an epoch on average: so often, or once more where that is no whole number. With
     `labelled` each step has as many of the first `labelled` texts as any other, in proportion to all texts, but one at least of them and of
-    the rest; `batch` is then 2 or more.
+    the rest; `batch` is then 2 or more. With `even` steps differ by one text at most, and few texts are shuffled so that each meets others
+    in every epoch.
     """
 
     lengths: np.ndarray
@@ -44,11 +46,21 @@ class Sampler:
     seed: int
     counts: np.ndarray | None = None
     labelled: int = 0
+    even: bool = False
 
     @property
     def steps_per_epoch(self) -> int:
         """Steps in which every text occurs once."""
         return -(-len(self.lengths) // self.batch)
+
+    @property
+    def reads(self) -> np.ndarray:
+        """How often a step has each text, on average, (texts,)."""
+        found = np.zeros(len(self.lengths))
+        for texts, number in self._kinds:
+            counts = np.ones(len(texts)) if self.counts is None else self.counts[texts]
+            found[texts] = counts * (number / counts.sum() / self.steps_per_epoch)
+        return found
 
     def tokens_at(self, step: int) -> int:
         """Real tokens of step `step`."""
@@ -58,11 +70,24 @@ class Sampler:
         """Indices of the texts of step `step`."""
         epoch, within = divmod(step, self.steps_per_epoch)
         ordered, turns = self._epoch(epoch)
-        start = turns[within] * self.batch
-        chosen: np.ndarray = ordered[start : start + self.batch]
+        first, end = (self._before(int(turns[within]) + more, len(ordered)) for more in (0, 1))
+        chosen: np.ndarray = ordered[first:end]
         return chosen
 
-    def _drawn(self, generator: np.random.Generator, texts: np.ndarray, batch: int, number: int) -> np.ndarray:
+    @property
+    def _kinds(self) -> list[tuple[np.ndarray, int]]:
+        """The texts of each kind, and how many of them an epoch reads."""
+        texts, steps = np.arange(len(self.lengths)), self.steps_per_epoch
+        if not 0 < self.labelled < len(texts):
+            return [(texts, len(texts))]
+        some = int(np.clip(round(self.batch * self.labelled / len(texts)), 1, self.batch - 1))
+        return list(zip(np.split(texts, [self.labelled]), (steps * some, steps * (self.batch - some)), strict=True))
+
+    def _before(self, turn: int, number: int) -> int:
+        """How many of the `number` texts of an epoch come before its batch `turn`."""
+        return number * turn // self.steps_per_epoch if self.even or self.labelled else min(number, turn * self.batch)
+
+    def _drawn(self, generator: np.random.Generator, texts: np.ndarray, number: int) -> np.ndarray:
         """`number` of `texts` in batches of about equal length, each as often as the others or as its count says, or once more."""
         order = texts[generator.permutation(len(texts))]
         if self.counts is not None or number != len(texts):
@@ -70,11 +95,12 @@ class Sampler:
             ends = np.cumsum(np.ones(len(texts)) if self.counts is None else self.counts[order])
             points = (np.arange(number) + generator.random()) * (ends[-1] / number)
             order = generator.permutation(order[np.searchsorted(ends, points, side="right").clip(max=len(order) - 1)])
-        # Sorting within pools of 64 batches keeps padding low and still mixes texts.
-        pool = 64 * batch
-        for i in range(0, len(order), pool):
-            part = order[i : i + pool]
-            order[i : i + pool] = part[np.argsort(self.lengths[part], kind="stable")]
+        # Sorting within pools of 64 batches keeps padding low and still mixes texts; in one pool of all texts the same would always meet.
+        steps = self.steps_per_epoch
+        pool = min(POOL, max(8, steps // 4), max(1, steps // 2)) if self.even else POOL
+        for turn in range(0, steps, pool):
+            part = slice(self._before(turn, number), self._before(min(turn + pool, steps), number))
+            order[part] = order[part][np.argsort(self.lengths[order[part]], kind="stable")]
         return order
 
     def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
@@ -83,18 +109,11 @@ class Sampler:
         if cached is None or cached[0] != epoch:
             object.__setattr__(self, "cached", None)  # frees the old order before the next is made
             generator = np.random.default_rng([self.seed, epoch])
-            texts, steps = np.arange(len(self.lengths)), self.steps_per_epoch
-            if 0 < self.labelled < len(texts):
-                some = int(np.clip(round(self.batch * self.labelled / len(texts)), 1, self.batch - 1))
-                # Of both the shorter ones come together, since each is sorted in pools of as many batches.
-                both = [
-                    self._drawn(generator, part, size, steps * size).reshape(steps, size)
-                    for part, size in zip(np.split(texts, [self.labelled]), (some, self.batch - some), strict=True)
-                ]
-                order = np.concatenate(both, axis=1).ravel()
-            else:
-                order = self._drawn(generator, texts, self.batch, len(texts))
-            cached = (epoch, (order, generator.permutation(steps)))
+            order, *rest = [self._drawn(generator, *kind) for kind in self._kinds]
+            if rest:  # of both the shorter ones come together, since each is sorted in pools of as many batches
+                steps = self.steps_per_epoch
+                order = np.concatenate([order.reshape(steps, -1), rest[0].reshape(steps, -1)], axis=1).ravel()
+            cached = (epoch, (order, generator.permutation(self.steps_per_epoch)))
             object.__setattr__(self, "cached", cached)
         return cached[1]
 

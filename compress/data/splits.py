@@ -299,13 +299,13 @@ def hold_out(train: list[Example], seed: int) -> tuple[list[Example], list[Examp
 def set_apart(splits: Splits, seed: int) -> Splits:
     """`splits` with a quarter of validation in `apart`; as they are where that leaves validation fewer than `LEAST_CHOSEN_ON` texts.
 
-    Of the quarter, texts that train or test has too are left out.
+    Of the quarter, texts that train or test has too are left out; if it has no others, the splits are as they are too.
     """
     quarter = parts_of(splits.validation, (1 - APART, APART), seed) == 1
-    if (~quarter).sum() < LEAST_CHOSEN_ON:
-        return splits
     known = {normalised(example) for example in (*splits.train, *splits.test)}
     apart = [e for e, ours in zip(splits.validation, quarter, strict=True) if ours and normalised(e) not in known]
+    if not apart or (~quarter).sum() < LEAST_CHOSEN_ON:
+        return splits
     return replace(
         splits,
         validation=[e for e, ours in zip(splits.validation, quarter, strict=True) if not ours],

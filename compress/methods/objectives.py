@@ -314,11 +314,7 @@ def vocabulary_losses(
     count = len(ours.vectors)
     rows_at_once = rows_at_once or max(1, LOGITS_AT_ONCE // ours.words)
     parts = [slice(first, first + rows_at_once) for first in range(0, max(1, count), rows_at_once)]
-    even = full(ours.vectors).new_full((count,), 1 / max(1, count))
-    shares = even if weights is None else weights.to(even.dtype)
-    if any(term.loss == "labels" for term in terms):
-        of_labels = torch.where(targets != IGNORED, shares, torch.zeros_like(shares))
-        of_labels = of_labels / of_labels.sum().clamp(min=torch.finfo(shares.dtype).tiny)
+    shares = full(ours.vectors).new_ones(count) if weights is None else weights.to(full(ours.vectors).dtype)
 
     def of_part(part: slice) -> Tensor:  # (terms,)
         with torch.no_grad():
@@ -335,7 +331,14 @@ def vocabulary_losses(
                     if term.loss == "logits"
                     else soft_label_rows(expected, logits, term.temperature)
                 )
-            found.append(term.weight * (rows * (of_labels if term.loss == "labels" else shares)[part]).sum())
+            # The mean of these rows, times their share of all. With equal weights it has the bits of a plain mean.
+            every = torch.where(targets != IGNORED, shares, 0) if term.loss == "labels" else shares
+            here, least = every[part], torch.finfo(shares.dtype).tiny
+            found.append(
+                here.sum()
+                / every.sum().clamp(min=least)
+                * (term.weight * ((rows * here).sum() / here.sum().clamp(min=least)))
+            )
         return torch.stack(found)
 
     again = partial(checkpoint, of_part, use_reentrant=False, preserve_rng_state=False)

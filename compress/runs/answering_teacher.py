@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from compress.data.encoded import Encoded
-from compress.data.examples import Example, Splits, check_kind
+from compress.data.examples import Example, Splits, check_kind, clusters_of
 from compress.data.label_checks import one_answer_warnings, some
 from compress.data.task import Task
 from compress.data.teacher_labels import CachedLabels, TeacherLabels
@@ -216,7 +216,7 @@ def _score(inputs: TaskInputs, teacher: TeacherLabels) -> tuple[Score | None, in
     texts = inputs.validation.take(chosen)
     said = task.predictions(texts, [logits for logits in found if logits is not None])
     right = [task.gold_of(gold[i]) for i in chosen]
-    reached = task.metric.score(right, said)
+    reached = task.metric.score(right, said, clusters=clusters_of([gold[i] for i in chosen]))
     blind = task.metric.chance(right, said, task.constant_predictions(texts))
     task.check_answers(teacher.name, right, said)
     if reached.low <= blind and len(chosen) >= min(ENOUGH_TEXTS, len(gold)):

@@ -23,7 +23,7 @@ from compress.runs.resumable_stages import Workdir
 from serve.bundle.manifest import canonical_json, sha256_file
 
 # Increase it when stages of an older version can no longer be reused.
-STAGE_FORMAT = 4
+STAGE_FORMAT = 5
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
 # Settings in which processes may differ: paths, whose contents are compared, and what each decides for its machine.
 MAY_DIFFER = (

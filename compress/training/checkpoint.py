@@ -30,7 +30,7 @@ class Progress:
     @property
     def ended(self) -> str:
         """How many steps it took and why no more, as part of a sentence."""
-        if not self.stopped:
+        if not self.stopped or self.step == self.planned:
             return f"after all {self.step:,} steps"
         return f"after {self.step:,} of {self.planned:,} steps, as validation had no new best"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from compress.data.examples import clusters_of
 from compress.evaluation.metrics import Metric, Score
 from compress.models.shapes import STUDENTS, Shape
 from compress.progress import message
@@ -52,10 +53,12 @@ class Trial:
     """Per text of validation the numbers of `metric.counts`."""
     metric: Metric
     seconds: float
+    clusters: np.ndarray | None = None
+    """Of each text of validation the number of its cluster; see `compress.data.examples.clusters_of`."""
 
     def less(self, other: "Trial") -> Score:
         """This score minus that of `other`, both on the same resampled texts."""
-        return self.metric.mean_score([self.counts], less=[other.counts])
+        return self.metric.mean_score([self.counts], less=[other.counts], clusters=self.clusters)
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,8 @@ class ShortTraining:
         )
         found = json.loads((folder / TRIAL).read_text(encoding="utf-8"))
         counts = np.load(folder / COUNTS, allow_pickle=False)
-        return Trial(shape, Score(**found), counts, self.inputs.task.metric, self.work.seconds[folder.name])
+        clusters = clusters_of(self.inputs.splits.validation)
+        return Trial(shape, Score(**found), counts, self.inputs.task.metric, self.work.seconds[folder.name], clusters)
 
     def _make(self, folder: Path, shape: Shape) -> None:
         inputs, settings, start = self.inputs, self.inputs.settings, folder / START
@@ -93,7 +97,7 @@ class ShortTraining:
             soft_weight=self.limits.soft_weight,
         )  # fmt: skip
         counted = scored_rows(inputs, model, "validation")
-        reached = inputs.task.metric.mean_score([counted])
+        reached = inputs.task.metric.interval_of(counted, clusters=clusters_of(inputs.splits.validation))
         np.save(folder / COUNTS, counted, allow_pickle=False)
         (folder / TRIAL).write_bytes(canonical_json(vars(reached)))
         shutil.rmtree(start)

@@ -11,9 +11,10 @@ from data_files import TEXT, TOKENS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.data.batches import collate, rows_of
+from compress.data.batches import TaskText, collate, part_of, rows_of
 from compress.data.encoded import IGNORED, Encoded
 from compress.data.examples import Entity, Example
+from compress.distributed import ProcessShare
 from compress.evaluation.metrics import ENTITY_F1, MICRO_F1, Prediction
 from compress.evaluation.predictions import row_logits
 from serve.text.labels import bio_tags
@@ -100,6 +101,36 @@ def test_logits_are_those_of_each_text_alone_whatever_its_batch(encode: Encode, 
         for i, rows in enumerate(together):
             alone = rows_of(model, collate(encoded, [i])).numpy()
             np.testing.assert_allclose(rows, alone, atol=1e-5)
+
+
+def test_a_word_counts_alike_whatever_the_length_of_its_text_and_the_size_of_its_batch(encode: Encode) -> None:
+    examples = [Example("lamp " * (1 + i % 11), entities=None if i % 5 == 0 else ()) for i in range(33)]
+    text = TaskText(encode(examples), 8, seed=0)
+    steps = text.sampler.steps_per_epoch
+    counted, known, alike = (np.zeros(33) for _ in range(3))
+    for step in range(steps):
+        batch, chosen = text.at(step), text.sampler.at(step)
+        parts = [part_of(batch, ProcessShare(i, 3)).weights for i in range(3)]
+        assert np.sum(parts, axis=0) == pytest.approx(batch.weights)
+        # Of each row a mean takes its share, and the weight of the batch that of the mean.
+        counted[chosen] += batch.weights.rows / len(batch.targets)
+        known[chosen] += batch.weights.labelled / int((batch.targets != IGNORED).sum())
+        alike[chosen] += batch.weights.texts / len(chosen)
+    words, labelled = (
+        np.array([sum(kept(rows)) for rows in text.texts.targets])
+        for kept in (np.ones_like, lambda rows: rows != IGNORED)
+    )
+    assert counted == pytest.approx(steps / words.sum())
+    assert known == pytest.approx(steps / labelled.sum())
+    assert alike == pytest.approx(steps / 33)
+
+
+def test_weights_are_1_on_average_with_a_number_of_labelled_texts_in_each_step(encode: Encode) -> None:
+    examples = [Example("lamp " * (1 + i % 11), entities=None if i >= 9 else ()) for i in range(33)]
+    text = TaskText(encode(examples), 8, seed=0, labelled=9)
+    weights = np.array([text.at(step).weights for step in range(300)])
+    assert weights.mean(axis=0) == pytest.approx([1, 1, 1, 1], rel=0.02)
+    assert np.ptp(weights[:, 0]) == 0
 
 
 def test_chance_is_compared_with_constant_answers(encode: Encode) -> None:

@@ -165,13 +165,29 @@ def test_every_step_has_as_many_labelled_texts_and_each_is_read_alike(labelled: 
     assert {len(step) for step in steps} == {32}
     assert {int((step < labelled).sum()) for step in steps} == {each}
     read = np.bincount(np.concatenate(steps), minlength=3_200)
-    for part in (read[:labelled], read[labelled:]):
+    for part, reads in zip((read[:labelled], read[labelled:]), np.split(sampler.reads, [labelled]), strict=True):
         assert np.ptp(part) <= 3  # an epoch reads each as often, or once more
+        assert part.mean() == pytest.approx(300 * reads.mean())
     assert np.array_equal(sampler.at(250), steps[250])
     if each > 1:  # of few texts lengths cannot agree
         plain = Sampler(lengths, 32, 7)
         longest, before = (sum(lengths[each.at(step)].max() for step in range(300)) for each in (sampler, plain))
         assert longest < 1.07 * before
+
+
+@pytest.mark.parametrize(("texts", "again"), [(2_049, 0.25), (320, 0.6), (33, 1), (5, 1)])
+def test_even_steps_differ_by_one_text_at_most_and_texts_meet_others_in_every_epoch(texts: int, again: float) -> None:
+    lengths = np.random.default_rng(0).integers(5, 60, texts)
+    sampler = Sampler(lengths, 32, 7, even=True)
+    epochs = [
+        [sampler.at(step) for step in range(e, e + sampler.steps_per_epoch)] for e in (0, sampler.steps_per_epoch)
+    ]
+    for steps in epochs:
+        assert sorted(np.concatenate(steps).tolist()) == list(range(texts))
+        assert max(map(len, steps)) - min(map(len, steps)) <= 1
+    assert sampler.reads.tolist() == pytest.approx([1 / sampler.steps_per_epoch] * texts)
+    mates = [{(int(a), int(b)) for step in steps for a in step for b in step if a < b} for steps in epochs]
+    assert len(mates[0] & mates[1]) <= again * len(mates[0])
 
 
 def test_a_subset_keeps_the_order_and_has_rows_of_every_label_of_a_sorted_file() -> None:

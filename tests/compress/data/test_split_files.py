@@ -4,6 +4,7 @@ import gzip
 import json
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +276,8 @@ def test_a_quarter_of_validation_is_set_apart_where_300_texts_remain() -> None:
     assert f"{len(found.apart)} texts of validation are set apart for promises" in found.notes[0]
     fewer = many_splits(396)
     assert set_apart(fewer, 0) is fewer
+    copied = replace(whole, train=whole.validation)
+    assert set_apart(copied, 0) is copied  # nothing would be left to promise on
 
 
 def test_one_text_many_times_is_refused(tmp_path: Path) -> None:

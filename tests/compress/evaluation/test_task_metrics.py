@@ -1,4 +1,5 @@
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -53,6 +54,16 @@ def test_macro_f1_beside_accuracy_is_scikit_learns() -> None:
     assert macro.low < macro.value < macro.high
     assert macro.value < ACCURACY.score(gold, said).value - 0.2  # the rare class is missed
     assert ACCURACY.further_scores(gold, gold)["macro_f1"].value == 1
+
+
+def test_the_memory_of_macro_f1_does_not_grow_with_texts_times_classes() -> None:
+    names: list[Prediction] = [f"class {i % 2_000}" for i in range(6_000)]
+    tracemalloc.start()
+    try:
+        assert ACCURACY.further_scores(names, names)["macro_f1"].value == 1
+        assert tracemalloc.get_traced_memory()[1] < 40 * 2**20  # a count of each text and class is 144 MB
+    finally:
+        tracemalloc.stop()
 
 
 def test_micro_f1_of_several_labels_is_scikit_learns_and_so_is_each_labels() -> None:
@@ -190,6 +201,8 @@ def test_texts_of_a_cluster_are_drawn_together() -> None:
     apart = ACCURACY.score(gold, said)
     assert apart.high - apart.low == pytest.approx((whole.high - whole.low) / np.sqrt(5), rel=0.1)
     assert ACCURACY.score(gold, said, clusters=np.arange(500)) == apart
+    # Of one cluster alone nothing could be drawn: an interval without width would call every difference shown.
+    assert ACCURACY.score(gold, said, clusters=np.zeros(500, dtype=np.int64)) == apart
     difference = ACCURACY.difference(gold, said, gold, clusters=clusters)
     assert difference.high - difference.low == pytest.approx(whole.high - whole.low)
 

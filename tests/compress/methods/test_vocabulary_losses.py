@@ -14,7 +14,7 @@ from compress.data.batches import Batch, part_of
 from compress.data.encoded import IGNORED
 from compress.distributed import ProcessShare
 from compress.methods import objectives
-from compress.methods.objectives import Objective, OutputTerm, Projections, vocabulary_losses
+from compress.methods.objectives import Objective, OutputTerm, Projections, output_losses, vocabulary_losses
 from compress.models.activations import Unprojected, read
 from compress.models.families import FAMILIES, kept_apart
 from compress.training.stage import step_losses
@@ -89,6 +89,24 @@ def test_any_number_of_rows_at_once_gives_the_same(
         torch.testing.assert_close(loss.double(), expected[name], rtol=1e-5, atol=1e-6)
     for ours, theirs in zip(gradients, expected_gradients, strict=True):
         torch.testing.assert_close(ours, theirs.float(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("at_once", [7, 41])
+def test_rows_that_weigh_alike_have_the_gradient_of_a_plain_mean_to_the_bit(at_once: int) -> None:
+    sides = Sides(41, 3)
+    terms = (SOFT, OutputTerm("labels", "vocabulary", 0.3, smoothing=0.1))
+    known = sides.targets != IGNORED
+    means = []
+    for rows in torch.arange(41).split(at_once):
+        found = output_losses(
+            terms, sides.ours.projection(sides.ours.vectors[rows]), sides.theirs.projection(sides.theirs.vectors[rows]).detach(),
+            sides.targets[rows],
+        )  # fmt: skip
+        shares = (len(rows) / 41, known[rows].sum() / known.sum())
+        means.append(torch.stack([share * loss for share, loss in zip(shares, found.values(), strict=True)]))
+    expected = sides._gradients(dict(enumerate(torch.stack(means).sum(dim=0))))
+    for ours, theirs in zip(sides.sliced(terms, at_once)[1], expected, strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_in_bfloat16_rows_at_once_add_only_rounding() -> None:

@@ -13,6 +13,7 @@ import torch
 from small_task import examples, write_rows
 
 import stillroom as face
+from compress.evaluation.metrics import ACCURACY
 from compress.runs.open_task import open_task
 from compress.runs.soft_labels import make_soft_labels, read_soft_labels
 from compress.runs.task_inputs import TaskInputs
@@ -93,6 +94,28 @@ def test_a_student_keeps_the_head_of_a_start_with_the_same_labels(
     assert not open_task(narrow, tmp_path).teacher_has_head
     assert torch.equal(heads["tuned"], given)
     assert not torch.equal(heads["other"], given)
+
+
+def test_the_interval_of_the_answers_score_takes_pairs_of_a_premise_together(opened: Opener, tmp_path: Path) -> None:
+    rows = [
+        {"text": f"parcel {i % 12}", "text_pair": f"refund {i}", "label": "ab"[i % 2]} for i in range(60)
+    ]  # fmt: skip
+    data = tmp_path / "pairs"
+    data.mkdir()
+    for name, some in (
+        ("train", [row | {"text_pair": "lamp"} for row in rows[:12]]),
+        ("validation", rows),
+        ("test", rows[:12]),
+    ):
+        write_rows(data / f"{name}.jsonl", some)
+    # Of a sixth of the premises every answer is wrong.
+    said = [row | {"label": "b" if row["text"] in ("parcel 0", "parcel 2") else row["label"]} for row in rows]
+    file = write_rows(tmp_path / "answers.jsonl", [*said, {"text": "lamp", "text_pair": "kettle", "label": "a"}])
+    found = opened(file, data=data).answered
+    assert found
+    gold, answers = ([str(row["label"]) for row in each] for each in (rows, said))
+    clusters = np.arange(60) % 12
+    assert found.on_validation == ACCURACY.score(gold, answers, clusters=clusters) != ACCURACY.score(gold, answers)
 
 
 def rows_of(data: Path, split: str) -> list[dict[str, Any]]:

@@ -164,6 +164,7 @@ def test_scores_that_waver_while_the_rate_is_high_do_not_stop_it(tmp_path: Path)
     values = iter([0.5, 0.6, 0.4, 0.5, 0.4, 0.5, 0.55, 0.7, 0.6, 0.65])
     progress = train_on(classifier(2), tmp_path, 50, validation=Validation(5, lambda: next(values), patience=2))
     assert (progress.step, progress.best_step) == (50, 40)
+    assert progress.ended == "after all 50 steps"  # though the last two validations brought nothing
     values = iter([0.5, 0.6, 0.4, 0.5, 0.4, 0.5, 0.55, 0.7, 0.8, 0.65])
     progress = train_on(
         classifier(2), tmp_path / "whole", 50, validation=Validation(5, lambda: next(values), patience=2)

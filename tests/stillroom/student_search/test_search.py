@@ -212,6 +212,19 @@ def test_the_controller_is_rewarded_by_the_papers_formula(monkeypatch: pytest.Mo
     }
 
 
+def test_the_difference_of_two_students_takes_texts_that_go_together_together() -> None:
+    of_texts = np.repeat(np.random.default_rng(0).random(20) < 0.6, 10).astype(float)[:, None]  # right in whole tens
+    one, other = (np.concatenate([right, *np.ones((2, 200, 1))], axis=1) for right in (of_texts, 0 * of_texts))
+    together, apart = (
+        trials.Trial(Shape(2, 128, 2, 256), Score(0, 0, 0), one, ACCURACY, 1.0, clusters).less(
+            trials.Trial(Shape(1, 128, 2, 256), Score(0, 0, 0), other, ACCURACY, 1.0, clusters)
+        )
+        for clusters in (np.repeat(np.arange(20), 10), None)
+    )
+    assert together.value == apart.value
+    assert together.high - together.low > 2 * (apart.high - apart.low)
+
+
 def test_only_students_that_are_predicted_to_fit_are_trained(
     found: dict[str, Any], given: dict[str, Any], copied: Path
 ) -> None:
