@@ -167,9 +167,16 @@ def is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
-def in_form_of(path: str, described: dict[str, str]) -> dict[str, object]:
-    """The body of an error at `path`: under `/v2` the message alone, as its protocol has it; elsewhere `described`."""
-    return {"error": described["message"] if path == "/v2" or path.startswith("/v2/") else described}
+MESSAGE_ALONE = re.compile("/(v2(/.*)?|models/.*|embed|predict|rerank|info)?")
+
+
+def in_form_of(path: str, described: dict[str, str], status: int) -> dict[str, object]:
+    """The body of an error at `path`: the message alone where the protocol of the path has it so; elsewhere `described`, with OpenAI's
+    `type` and `param`."""
+    if MESSAGE_ALONE.fullmatch(path):
+        return {"error": described["message"]}
+    kind = "rate_limit_error" if status == 429 else "server_error" if status >= 500 else "invalid_request_error"
+    return {"error": {**described, "type": kind, "param": described.get("field")}}
 
 
 def drawn_pause_s(retry: int, first_s: float, longest_s: float) -> float:

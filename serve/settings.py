@@ -13,7 +13,7 @@ class Limits:
     """The most that one server accepts."""
 
     body_bytes: int = setting(1_000_000, help="Most bytes in one request's body; a larger one gets 413.", at_least=1)
-    texts: int = setting(1024, help="Most texts in one request; more get 413.", at_least=1, flag="--request-texts")
+    texts: int = setting(2048, help="Most texts in one request; more get 413.", at_least=1, flag="--request-texts")
     text_characters: int = setting(
         100_000,
         help="Most code points in one text; a longer one gets 413. A text longer than the model is read in windows.",

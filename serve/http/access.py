@@ -6,6 +6,7 @@ starlette's marks only those of the app.
 """
 
 import ipaddress
+import re
 from collections.abc import Collection, Mapping, Sequence
 
 from starlette.responses import Response
@@ -17,6 +18,10 @@ from serve.observe.request_context import RequestContext
 
 # Paths that need no key: health checks, the description of the endpoints, and the page, whose own calls need a key.
 OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", "/openapi.json", "/docs"})
+
+ALLOWED_HEADERS = "authorization, content-type, x-api-key, x-request-id, x-timeout-ms, user-agent"
+# What OpenAI's client for JavaScript sends with each request; some browsers ask for user-agent too.
+OF_OPENAI = re.compile(r"\b(?:x-stainless|openai)-[a-z-]+", re.ASCII)
 
 RawHeaders = list[tuple[bytes, bytes]]
 
@@ -60,11 +65,12 @@ class Origins:
             return None
         if not self._allow(origin):
             raise Forbidden("pages of this origin may not call this server; start it with --allow-origin to allow them")
+        of_openai = OF_OPENAI.findall(asked.get(b"access-control-request-headers", b"").decode("latin-1"))
         return Response(
             status_code=204,
             headers={
                 "Access-Control-Allow-Methods": "GET, POST",
-                "Access-Control-Allow-Headers": "authorization, content-type, x-api-key, x-request-id, x-timeout-ms",
+                "Access-Control-Allow-Headers": ", ".join([ALLOWED_HEADERS, *of_openai]),
                 "Access-Control-Max-Age": "600",  # seconds that a browser may cache this answer
             },
         )
@@ -106,9 +112,9 @@ class Access:
                 f"--allow-host; call it by one of them, or start it with --allow-host {shortened(name)}"
             ) from None
 
-    def enter(self, path: str, headers: Mapping[bytes, bytes], context: RequestContext) -> Key | None:
+    def enter(self, method: str, path: str, headers: Mapping[bytes, bytes], context: RequestContext) -> Key | None:
         """The key of a request, which counts the request until its `leave`; None if none is needed. Unauthorized or RateLimited."""
-        if not self.keyring.keys or path in self.open_paths:
+        if not self.keyring.keys or (path in self.open_paths and method != "POST"):  # a model answers a POST to /
             return None
         key = self.keyring.key_of(headers)
         context.key_name, context.key_digest = key.name, key.digest

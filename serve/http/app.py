@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, MutableSequence, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableSequence, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,8 @@ from pathlib import Path
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
@@ -26,15 +28,15 @@ from serve.http.connections.limits import Watch
 from serve.http.connections.processes import HttpProcesses, ProcessShare
 from serve.http.connections.server import CUT_OFF_S, LEAVE_S, Server
 from serve.http.connections.sockets import is_loopback, listening, openable_connections, surviving_hangup, tls_context
+from serve.http.forms import FORMS
 from serve.http.middleware import RequestMiddleware, on_http_exception, on_stillroom_error
 from serve.http.service import Service
-from serve.http.v2_routes import routes as v2_routes
+from serve.http.v2_routes import V2
 from serve.observe.logs import logging_to_stderr
 from serve.observe.metrics import Counter, Metrics
 from serve.observe.process_metrics import ProcessMetrics
 from serve.observe.tracing import traces_from_environment
 from serve.settings import ServeSettings
-from serve.tasks import SERVED_TASKS
 from serve.workers.batcher import Cores
 from serve.workers.memo import Memo
 from serve.workers.model_threads import in_a_thread
@@ -89,23 +91,25 @@ def create_app(
     check_names([model.manifest.name for model in models], aliases)
     traces = traces_from_environment()
     service = Service(models, settings.limits, metrics, aliases, traces, log_texts=settings.log_texts)
-    direct = {task.endpoint.path: partial(service.answer, task) for task in SERVED_TASKS}
+    forms = {form.endpoint.path: partial(service.answer, form) for form in FORMS}
     routes = [
-        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in direct.items()),  # other methods get 405
-        Route("/v1/models", service.describe_models),
-        Route("/healthz", service.healthz),
-        Route("/readyz", service.readyz),
-        Route("/metrics", service.metrics_text),
-        Route("/openapi.json", service.openapi),
-        Route("/docs", service.docs),
-        Route("/", service.try_page),
-        *v2_routes(service),
+        *(route(path, handler, "POST") for path, handler in forms.items() if path != "/"),  # other methods get 405
+        route("/v1/models", service.describe_models),
+        route("/v1/models/{name}", service.describe_model),
+        route("/info", service.describe_for_tei),
+        route("/healthz", service.healthz),
+        route("/readyz", service.readyz),
+        route("/metrics", service.metrics_text),
+        route("/openapi.json", service.openapi),
+        route("/docs", service.docs),
+        route("/", service.try_page, "GET", "POST"),  # the middleware answers a POST, as to every form
+        *(route(path, partial(handler, service), method) for path, handler, method in V2),
     ]
     middleware = Middleware(
         RequestMiddleware,
         metrics=metrics,
-        endpoints=frozenset(route.path for route in routes),
-        direct=direct,
+        endpoints=frozenset(each.path for each in routes),
+        direct=forms,
         access=access or Access(),
         bodies=Bodies(settings.connections.bodies_bytes),
         traces=traces,
@@ -119,6 +123,16 @@ def create_app(
     app.state.service = service
     app.router.redirect_slashes = False  # /v1/entities/ gets 404, not a redirect
     return app
+
+
+def route(path: str, handler: Callable[[Request], Awaitable[Response]], *methods: str) -> Route:
+    """A route whose requests are counted by its pattern, and not by each model's name."""
+
+    async def counted(request: Request) -> Response:
+        request.scope["stillroom.endpoint"] = path
+        return await handler(request)
+
+    return Route(path, counted, methods=methods or ["GET"])
 
 
 def check_names(names: Sequence[str], aliases: Mapping[str, str]) -> None:

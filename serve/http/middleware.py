@@ -52,11 +52,14 @@ def _described_response(
 ) -> Response:
     """A response that describes an error, whose code is also stored in the request's context.
 
-    For a path of the Open Inference Protocol it has that protocol's form: `{"error": message}`.
+    It has the form of errors that the protocol of the path has.
     """
     context_of(scope).error_code = described["code"]
     return Response(
-        msgspec.json.encode(in_form_of(scope["path"], described)), status, headers, media_type="application/json"
+        msgspec.json.encode(in_form_of(scope["path"], described, status)),
+        status,
+        headers,
+        media_type="application/json",
     )
 
 
@@ -154,7 +157,7 @@ class RequestMiddleware:
             self.access.check_host(headers)
             answer = self.access.origins.preflight(scope["method"], headers)
             if answer is None:
-                key = self.access.enter(scope["path"], headers, context)
+                key = self.access.enter(scope["method"], scope["path"], headers, context)
                 if scope["method"] == "POST" and (endpoint := self.direct.get(scope["path"])):
                     answer = await endpoint(Request(scope, receive_held))
             await (answer or self.app)(scope, receive_held, send_marked)

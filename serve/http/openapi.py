@@ -16,10 +16,12 @@ from typing import Any, Literal, NotRequired, TypedDict
 import msgspec
 
 from serve.bundle.manifest import Manifest
+from serve.errors import MESSAGE_ALONE
+from serve.http.forms import FORMS
 from serve.observe.request_context import TIMEOUT_HEADER
 from serve.options import options_of
 from serve.settings import Limits
-from serve.tasks import SERVED_TASKS, task_of
+from serve.tasks import task_of
 from serve.text.answers import WIDEST_VECTOR, AnswerOptions
 from serve.workers.served_model import ModelDescription
 
@@ -48,17 +50,28 @@ class StateResponse(TypedDict):
 
 
 class ErrorDetail(TypedDict):
-    """A stable code, a message for a person, and the field of the request that is at fault, if there is one."""
+    """A stable code, a message for a person, and the field of the request that is at fault, if there is one.
+
+    `type` and `param` are for clients of OpenAI's endpoints; `param` is the field, or null.
+    """
 
     code: str
     message: str
     field: NotRequired[str]
+    type: Literal["invalid_request_error", "rate_limit_error", "server_error"]
+    param: str | None
 
 
 class ErrorResponse(TypedDict):
-    """The body of every answer with a status of 400 or more."""
+    """The body of an answer with a status of 400 or more."""
 
     error: ErrorDetail
+
+
+class MessageAlone(TypedDict):
+    """The body of an error in the forms of Hugging Face and TEI."""
+
+    error: str
 
 
 Schema = dict[str, Any]
@@ -99,6 +112,16 @@ HEADERS: dict[str, Schema] = {
     "Retry-After": {"description": "seconds to wait", "schema": {"type": "integer", "minimum": 1}},
 }
 ADDED_HEADER = {"401": "WWW-Authenticate", "405": "Allow", "429": "Retry-After"}
+# The fields of requests that hold texts.
+TEXT_FIELDS = {"text", "text_pair", "items", "input", "question", "context", "inputs", "query", "texts"}
+NO_MODEL = {"422": "no model has a form of TEI; the message names the path of the first model"}
+NAME: Schema = {
+    "name": "name",
+    "in": "path",
+    "required": True,
+    "description": "the name or alias of a model",
+    "schema": {"type": "string", "minLength": 1},
+}
 REQUEST_ID: Schema = {
     "name": "X-Request-Id",
     "in": "header",
@@ -113,23 +136,23 @@ OPTION_SCHEMAS: dict[str, Schema] = {
     if option.at_least is not None
 }
 
-# The requests, and the task of the models that each may name.
-TASK_OF = {request: task for task in SERVED_TASKS for request in task.endpoint.requests}
+# The requests, and the tasks of the models that answer each.
+TASKS_OF = {request: form.tasks for form in FORMS for request in form.endpoint.requests}
 
 
 def openapi(models: Mapping[str, Manifest], limits: Limits) -> dict[str, object]:
     """The OpenAPI document of a server with `models`, by their names and aliases."""
     # The responses of two tasks are of one type.
-    responses = dict.fromkeys(task.endpoint.response for task in SERVED_TASKS)
-    kinds = (*TASK_OF, *responses, ModelsResponse, StateResponse, ErrorResponse)
+    responses = dict.fromkeys(form.endpoint.response for form in FORMS)
+    kinds = (*TASKS_OF, *responses, ModelsResponse, OpenaiModel, StateResponse, ErrorResponse, MessageAlone)
     references, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     reference = dict(zip(kinds, references, strict=True))
     _limit(schemas, models, limits)
     state = _json(reference[StateResponse])
     paths: dict[str, Schema] = {}
-    for task in SERVED_TASKS:
-        endpoint = task.endpoint
-        second_texts = {manifest.second_text for manifest in models.values() if task_of(manifest) is task}
+    for form in FORMS:
+        endpoint = form.endpoint
+        second_texts = {manifest.second_text for manifest in models.values() if task_of(manifest) in form.tasks}
         forms = [reference[each] for each in endpoint.requests]
         asked = forms[0] if len(forms) == 1 else {"oneOf": forms}
         example = dict(endpoint.example)
@@ -147,8 +170,10 @@ def openapi(models: Mapping[str, Manifest], limits: Limits) -> dict[str, object]
                 "x-errors": {**BODY_ERRORS, **MODEL_ERRORS},
             }
         }
-    paths |= {
+    of_server: dict[str, Schema] = {
         "/v1/models": _get("List the models", "models", _json(reference[ModelsResponse])),
+        "/v1/models/{name}": _get("Find a model", "model", _json(reference[OpenaiModel])),
+        "/info": _get("Describe the first model, in TEI's form", "info", _json({"type": "object"}), NO_MODEL),
         "/healthz": _get("Check that the server runs", "healthz", state),
         "/readyz": _get("Check that every model can answer", "readyz", state, {"503": "some model cannot answer now"}),
         "/metrics": _get(
@@ -158,9 +183,16 @@ def openapi(models: Mapping[str, Manifest], limits: Limits) -> dict[str, object]
         "/docs": _get("This document as a web page", "docs", {"text/html": {"schema": {"type": "string"}}}),
         "/": _get("A page to try the models on", "page", {"text/html": {"schema": {"type": "string"}}}),
     }
-    for methods in paths.values():
+    for path, methods in of_server.items():
+        paths.setdefault(path, {}).update(methods)
+    for path, methods in paths.items():
         for operation in methods.values():
-            _complete(operation, reference[ErrorResponse])
+            _complete(
+                path,
+                next(iter(models)),
+                operation,
+                reference[MessageAlone if MESSAGE_ALONE.fullmatch(path) else ErrorResponse],
+            )
     return {
         "openapi": "3.1.0",
         "info": {"title": "stillroom", "version": program_version()},
@@ -184,13 +216,13 @@ def openapi(models: Mapping[str, Manifest], limits: Limits) -> dict[str, object]
 
 def _limit(schemas: Mapping[str, Schema], models: Mapping[str, Manifest], limits: Limits) -> None:
     """Adds to the schemas what the types do not state: limits, and the names of models."""
-    for request, task in TASK_OF.items():
+    for request, tasks in TASKS_OF.items():
         properties = schemas[request.__name__]["properties"]
-        fitting = {name: manifest for name, manifest in models.items() if task_of(manifest) is task}
+        fitting = {name: manifest for name, manifest in models.items() if task_of(manifest) in tasks}
         for name, schema in properties.items():
             schema.update(OPTION_SCHEMAS.get(name, {}))
-        if fitting:
-            properties["model"] = {"enum": [*fitting, None], "description": properties["model"]["description"]}
+        if fitting and "model" in properties:
+            properties["model"]["examples"] = [*fitting]
         if "dimensions" in properties:
             widths = [manifest.vector_width for manifest in fitting.values()]
             properties["dimensions"]["maximum"] = max(widths, default=WIDEST_VECTOR)
@@ -198,10 +230,10 @@ def _limit(schemas: Mapping[str, Schema], models: Mapping[str, Manifest], limits
             variants = [variant for manifest in fitting.values() for variant in manifest.variants.values()]
             made = {name for variant in variants for name in variant.promises}
             properties["promise"] = {"enum": [*sorted(made), None], "description": properties["promise"]["description"]}
-        for name in properties.keys() & {"text", "text_pair", "items", "input", "question", "context"}:
+        for name in properties.keys() & TEXT_FIELDS:
             properties[name].update(minItems=1, maxItems=limits.texts, maxLength=limits.text_characters)
             for alternative in properties[name].get("anyOf", []):
-                if alternative["type"] == "array":
+                if alternative.get("type") == "array" and "type" in alternative["items"]:
                     alternative["items"]["maxLength"] = limits.text_characters
     schemas["RelationItem"]["properties"]["text"]["maxLength"] = limits.text_characters
 
@@ -211,9 +243,10 @@ def _get(summary: str, name: str, content: Schema, errors: dict[str, str] | None
     return {"get": {"summary": summary, "operationId": name, "responses": responses, "x-errors": errors or {}}}
 
 
-def _complete(operation: Schema, error: Schema) -> None:
-    """Adds what every operation has: the request id, and its errors as responses with the schema `error`."""
-    operation.setdefault("parameters", []).append(REQUEST_ID)
+def _complete(path: str, model: str, operation: Schema, error: Schema) -> None:
+    """Adds what every operation has: the name of a model such as `model`, if its path has one, the request id, and its errors as
+    responses with the schema `error`."""
+    operation["parameters"] = [*([{**NAME, "example": model}] if "{name}" in path else []), REQUEST_ID]
     for status, meaning in sorted({**ERRORS, **operation.pop("x-errors")}.items()):
         operation["responses"][status] = {"description": meaning, "content": _json(error)}
     for status, response in operation["responses"].items():
@@ -269,6 +302,7 @@ def docs_page(document: dict[str, Any]) -> str:
     The commands are for `BASE`.
     """
     sections = []
+    model = document["paths"]["/models/{name}"]["post"]["parameters"][0]["example"]
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             parameters = [(each["name"], each.get("description", "")) for each in operation.get("parameters", [])]
@@ -277,7 +311,7 @@ def docs_page(document: dict[str, Any]) -> str:
             answers = [(status, response["description"]) for status, response in operation["responses"].items()]
             sections.append(
                 f"<h2><b>{method.upper()}</b> {escape(path)}</h2>\n<p>{escape(operation['summary'])}.</p>\n"
-                f"<pre>{escape(_call(BASE + path, content.get('example')))}</pre>\n"
+                f"<pre>{escape(_call(BASE + path.replace('{name}', model), content.get('example')))}</pre>\n"
                 f"{_table('field', fields)}{_table('parameter', parameters)}"
                 f"<details><summary>Status codes</summary>\n{_table('status', answers)}</details>\n"
             )

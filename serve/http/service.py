@@ -6,7 +6,7 @@ import gc
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,8 +21,10 @@ from serve.errors import BadInput, BundleError, DeadlineExceeded, NotFound, Unav
 from serve.http.connections.exchange import GONE
 from serve.http.connections.sockets import reloading_on_hangup
 from serve.http.deadlines import Deadlines
+from serve.http.forms import tei
+from serve.http.forms.form import Form
 from serve.http.middleware import JsonResponse
-from serve.http.openapi import ADDRESS, BASE, content_security_policy, docs_page, openapi
+from serve.http.openapi import ADDRESS, BASE, OpenaiModel, content_security_policy, docs_page, openapi, program_version
 from serve.http.request_bodies import decode, read_json
 from serve.observe.logs import FIELDS
 from serve.observe.metrics import Metrics
@@ -123,15 +125,14 @@ class Service:
         if reason := self.unready():
             raise reason
 
-    async def answer(self, task: ServedTask, request: Request) -> Response:
-        """POST to the endpoint of `task`: an answer to each text."""
+    async def answer(self, form: Form, request: Request) -> Response:
+        """POST to the path of `form`: an answer to each text, of the model that the request or its path names."""
         body = await read_json(request, self.limits.body_bytes)
-        asked: Any = decode(body, task.request_type(body))
-        works = task.works_of(asked, self.limits)
-        model = self._model(asked.model, task)
+        asked: Any = decode(body, form.request_type(body) if form.request_type else form.endpoint.requests[0])
+        model = self._model(request.path_params.get("name") or getattr(asked, "model", None), form.tasks)
+        works = form.works_of(asked, model, self.limits)
         answers = await self.answers(request, model, works)
-        documents = [answer for answer in answers if isinstance(answer, bytes)]
-        return JsonResponse(task.response(model.manifest.name, model.variant, documents))
+        return JsonResponse(form.response(asked, model, [answer for answer in answers if isinstance(answer, bytes)]))
 
     async def describe_models(self, request: Request) -> Response:
         """GET /v1/models: the models that are served, and the same list in the form of OpenAI's endpoint of this name."""
@@ -139,8 +140,16 @@ class Service:
             model.description([alias for alias, of in self.aliases.items() if of == name])
             for name, model in self.models.items()
         ]
-        data = [{"id": name, "object": "model", "created": 0, "owned_by": "stillroom"} for name in self.models]
+        data = [openai_model(name) for name in self.models]
         return JsonResponse({"object": "list", "data": data, "models": described})
+
+    async def describe_model(self, request: Request) -> Response:
+        """GET /v1/models/NAME: one of the models, in the form of OpenAI's endpoint of this name."""
+        return JsonResponse(openai_model(self.named(request.path_params["name"]).manifest.name))
+
+    async def describe_for_tei(self, request: Request) -> Response:
+        """GET /info: the first model of a task that has a form of TEI, in the form of TEI's endpoint of this name."""
+        return JsonResponse({**tei.info(self._model(None, tei.TASKS), self.limits), "version": program_version()})
 
     async def healthz(self, request: Request) -> Response:
         """GET /healthz: 200 while the process runs."""
@@ -259,12 +268,12 @@ class Service:
             field=smaller or None,
         )
 
-    def _model(self, name: str | None, task: ServedTask) -> ServedModel:
-        """The model called `name`, or the first one of `task`. BadInput if it is of another one."""
-        if name is None and (fitting := [each for each in self.models.values() if each.task is task]):
+    def _model(self, name: str | None, tasks: Collection[ServedTask]) -> ServedModel:
+        """The model called `name`, or the first one of `tasks`. BadInput if it is of another one."""
+        if name is None and (fitting := [each for each in self.models.values() if each.task in tasks]):
             return fitting[0]
         other = self.named(name) if name is not None else next(iter(self.models.values()))
-        if other.task is not task:
+        if other.task not in tasks:
             raise BadInput(
                 f"{other.manifest.name!r} is for {other.task.kind}; post to {other.task.endpoint.path} instead",
                 field="model",
@@ -326,6 +335,11 @@ class Service:
             self.on_warm()
             fields = {"models": ",".join(self.models), "seconds": round(time.perf_counter() - began_s, 2)}
             log.info("ready", extra={FIELDS: fields})
+
+
+def openai_model(name: str) -> OpenaiModel:
+    """A model as OpenAI's endpoints describe it."""
+    return {"id": name, "object": "model", "created": 0, "owned_by": "stillroom"}
 
 
 def free_memory() -> None:

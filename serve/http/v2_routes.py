@@ -5,13 +5,11 @@ and writes the tensors. `serve.http.middleware` gives errors the protocol's form
 """
 
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 import msgspec
 import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from serve.bundle.manifest import Manifest
 from serve.errors import BadInput, NotFound, TooLarge, Unavailable, UnsupportedMedia
@@ -39,33 +37,6 @@ INPUTS: dict[str, Datatype] = {
     "token_type_ids": "INT64",
 }
 TEXT_INPUTS = ("text", "text_pair")
-
-
-def routes(service: Service) -> list[Route]:
-    """The endpoints under `/v2` for the models of `service`."""
-    model = "/v2/models/{name}"
-    offered: list[tuple[str, Handler, str]] = [
-        ("/v2", _server, "GET"),
-        ("/v2/health/live", _live, "GET"),
-        ("/v2/health/ready", _ready, "GET"),
-    ]
-    for of_version in ("", "/versions/{version}"):
-        offered += [
-            (f"{model}{of_version}", _model, "GET"),
-            (f"{model}{of_version}/ready", _model_ready, "GET"),
-            (f"{model}{of_version}/infer", _infer, "POST"),
-        ]
-    return [
-        Route(path, partial(_counted, path, handler, service), methods=[method]) for path, handler, method in offered
-    ]
-
-
-Handler = Callable[[Service, Request], Awaitable[Response]]
-
-
-async def _counted(path: str, handler: Handler, service: Service, request: Request) -> Response:
-    request.scope["stillroom.endpoint"] = path  # metrics count the pattern of the path, not each model's name
-    return await handler(service, request)
 
 
 async def _server(service: Service, request: Request) -> Response:
@@ -134,6 +105,11 @@ async def _infer(service: Service, request: Request) -> Response:
     body = await read_body(request, service.limits.body_bytes)
     model = _asked_for(service, request)  # again, since it may have been reloaded while the body arrived
     asked, tensors = read_tensors(body, request.headers.get(JSON_LENGTH), INPUTS)
+    if asked.model_name is not None and service.named(asked.model_name) is not model:
+        raise BadInput(
+            f"model_name is {asked.model_name!r}, and the path has {model.manifest.name!r}; name one model",
+            field="model_name",
+        )
     all_as_bytes, options = parameters_of(asked, model)
     works = works_of(tensors, options, model.manifest, service.limits)
     names = ["answer", *model.task.tensors] if "text" in tensors else ["logits"]
@@ -283,3 +259,17 @@ def outputs_of(answers: list[WorkOutput], names: list[str], task: ServedTask) ->
         else OutputTensor(name, "FP32", list(column.shape), column.tobytes())
         for name in names
     ]
+
+
+_MODEL = "/v2/models/{name}"
+# The endpoints under `/v2`: path, handler and method.
+V2: list[tuple[str, Callable[[Service, Request], Awaitable[Response]], str]] = [
+    ("/v2", _server, "GET"),
+    ("/v2/health/live", _live, "GET"),
+    ("/v2/health/ready", _ready, "GET"),
+    *(
+        (f"{_MODEL}{of_version}{end}", handler, method)
+        for of_version in ("", "/versions/{version}")
+        for end, handler, method in (("", _model, "GET"), ("/ready", _model_ready, "GET"), ("/infer", _infer, "POST"))
+    ),
+]

@@ -69,6 +69,7 @@ class InferRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     inputs: Annotated[
         list[InputTensor], Meta(description='a list of tensors, each with "name", "shape", "datatype" and "data"')
     ]
+    model_name: Annotated[str | None, Meta(description="the model's name, as in the path")] = None
     id: Annotated[str | None, Meta(description="a string, which the answer repeats")] = None
     parameters: Annotated[dict[str, object] | None, Meta(description="an object of options")] = None
     outputs: Annotated[list[RequestedOutput] | None, Meta(description='a list of {"name"}; default: all outputs')] = (

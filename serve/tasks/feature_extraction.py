@@ -11,7 +11,7 @@ from msgspec import Meta
 from serve.bundle.manifest import Manifest
 from serve.errors import BadInput
 from serve.settings import Limits
-from serve.tasks.request_fields import ModelName, Text, Truncate, answer_options
+from serve.tasks.request_fields import ModelName, Truncate, answer_options
 from serve.tasks.served_task import IN_WINDOWS, Described, Endpoint, ModelFacts, ReadText, ServedTask
 from serve.text.answers import NUMBER_DIGITS, AnswerOptions, EncodingFormat
 from serve.text.inputs import TextWork, text_works
@@ -38,7 +38,13 @@ class VectorAnswer(TypedDict):
 class EmbeddingsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Give one text, or each text of a list, its vector. The form is that of OpenAI's endpoint of this name."""
 
-    input: Text
+    input: Annotated[
+        str | list[str],
+        Meta(
+            description="a string, or a list of strings; token ids are not read, since they may be of another tokenizer "
+            "(LangChain: check_embedding_ctx_length=False)"
+        ),
+    ]
     model: ModelName = None
     encoding_format: Annotated[
         EncodingFormat | None,

@@ -140,7 +140,7 @@ def raw_answer(
     error: StillroomError, request_id: str, *, path: str = "", headers: RawHeaders | None = None, stays: bool = False
 ) -> bytes:
     """A whole HTTP/1.1 response for a request that no endpoint reads. It says that the connection closes, unless it `stays`."""
-    body = msgspec.json.encode(in_form_of(path, {"code": error.code, "message": error.message}))
+    body = msgspec.json.encode(in_form_of(path, {"code": error.code, "message": error.message}, error.http_status))
     retry_s = max(1, math.ceil(error.retry_after_s)) if isinstance(error, Overloaded) else 1
     retry = f"Retry-After: {retry_s}\r\n" if isinstance(error, Unavailable) else ""
     connection = "" if stays else "Connection: close\r\n"

@@ -69,6 +69,12 @@ def test_without_a_key_nothing_is_answered(client: httpx.Client) -> None:
     assert client.get("/anything", headers=bearer(ALICE)).status_code == 404
 
 
+def test_a_model_answers_a_post_to_the_path_of_the_page_only_with_a_key(client: httpx.Client) -> None:
+    for path in ("/", "/models/cities", "/embed"):
+        assert client.post(path, json={"inputs": "fly to rome"}).status_code == 401
+    assert client.post("/", json={"inputs": "fly to rome"}, headers=bearer(ALICE)).status_code == 200
+
+
 def test_health_and_the_page_are_open(client: httpx.Client) -> None:
     for path in ("/healthz", "/readyz", "/", "/openapi.json"):
         assert client.get(path).status_code == 200
@@ -101,6 +107,15 @@ def test_a_page_of_an_allowed_origin_may_call_and_no_other(client: httpx.Client)
     names = set(allowed.headers["access-control-allow-headers"].split(", "))
     assert {"content-type", "authorization", "x-api-key"} <= names
     assert "origin" in allowed.headers["vary"].lower()
+
+    by_openai = {
+        **asks,
+        "Access-Control-Request-Headers": "authorization,x-stainless-os,x-stainless-retry-count,x-evil",
+    }
+    allowed = client.options("/v1/embeddings", headers={"Origin": PAGES, **by_openai})
+    names = set(allowed.headers["access-control-allow-headers"].split(", "))
+    assert {"authorization", "x-stainless-os", "x-stainless-retry-count"} <= names
+    assert "x-evil" not in names
 
     refused = client.options("/v1/entities", headers={"Origin": "https://evil.example", **asks})
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")

@@ -116,7 +116,7 @@ BAD_ENTITIES: dict[str, tuple[bytes, int, str | None]] = {
     "no-such-model": (b'{"text": "a", "model": "x"}', 404, "model"),
     "other-task": (b'{"text": "a", "model": "intents"}', 422, "model"),
     "long-text": (b'{"text": "%s"}' % (b"a" * 100_001), 413, "text"),
-    "many-texts": (b'{"text": [%s"a"]}' % (b'"a",' * 1024), 413, "text"),
+    "many-texts": (b'{"text": [%s"a"]}' % (b'"a",' * 2048), 413, "text"),
     "2-mb": (b'{"text": "%s"}' % (b"a" * 2_000_000), 413, None),
 }
 
@@ -139,7 +139,8 @@ def test_bad_requests_get_an_error_by_field(
     assert set(response.json()) == {"error"}
     error = response.json()["error"]
     assert (error["code"], error.get("field")) == (CODES[status], field)
-    assert set(error) <= {"code", "message", "field"}
+    assert (error["type"], error["param"]) == ("invalid_request_error", field)
+    assert set(error) <= {"code", "message", "field", "type", "param"}
     assert len(error["message"]) > 20
 
 
@@ -197,7 +198,7 @@ def test_a_model_that_gives_nan_is_a_fault_of_the_server(
     response = client.post("/v1/entities", json=asked, headers={"X-Request-Id": "nan-1"})
     assert response.status_code == 500
     (error,) = response.json().values()
-    assert error.keys() == {"code", "message"}
+    assert error.keys() == {"code", "message", "type", "param"}
     assert error["code"] == "internal"
     assert named in error["message"]
     assert "nan-1" in error["message"]

@@ -34,7 +34,7 @@ def url(bundle_of_each_kind: list[Path]) -> Iterator[str]:
 def test_schemathesis_finds_no_answer_that_is_not_as_described(url: str) -> None:
     outcome = hold_against_its_document(url, examples=2, seed=0)
     assert outcome.failures == []
-    assert outcome.operations == 12
+    assert outcome.operations == 19
     assert outcome.cases > 200
 
 
@@ -83,7 +83,7 @@ def test_the_page_of_the_document_holds_every_operation_and_its_calls_run(url: s
     assert shown == [(method.upper(), path) for path, methods in document["paths"].items() for method in methods]
     calls = [unescape(call) for call in re.findall(r"<pre>(.*?)</pre>", response.text, re.DOTALL)]
     with_bodies = [call for call in calls if " -d " in call]
-    assert len(with_bodies) == 6
+    assert len(with_bodies) == 11
     for call in with_bodies:
         called, body = re.findall(r"curl -s (\S+) .* -d '(.*)'$", call, re.DOTALL)[0]
         assert called.startswith(url)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from virtual_loop import VirtualLoop
 
 from serve.errors import BadInput, Overloaded, Unavailable
-from serve.workers.batcher import Batcher, Done, Run, picked
+from serve.workers.batcher import Batcher, Cores, Done, Run, picked
 
 # In these tests an item is a number, its length in tokens is the number, and a `Computer` adds 1000.
 
@@ -141,6 +141,26 @@ async def test_an_idle_model_gets_an_item_at_once_and_a_busy_one_gets_batches() 
     await turns()
     assert await ask(batcher, 2) == [1002]
     assert reasons == [("idle", 1), ("full", 3), ("freed", 1), ("idle", 1)]
+
+
+@in_virtual_time
+async def test_an_item_waits_for_the_batch_before_it_only_while_no_core_is_free() -> None:
+    taken, computer = [0, 1], Computer(held=True)  # the other process computes a batch
+    batcher = make(cores=Cores(taken, number=0, most=2))
+    batcher.open(computer, at_once=2)
+    items = [ask(batcher, 1)]
+    await turns()
+    items.append(ask(batcher, 2))
+    await turns()
+    assert (computer.batches, taken) == ([[1]], [1, 1])
+    taken[1] = 0
+    items.append(ask(batcher, 3))
+    await turns()
+    assert (computer.batches, taken) == ([[1], [2, 3]], [2, 0])
+    computer.gate.set()
+    assert await asyncio.gather(*items) == [[1001], [1002], [1003]]
+    await turns()
+    assert taken == [0, 0]
 
 
 @in_virtual_time

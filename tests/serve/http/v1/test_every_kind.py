@@ -108,7 +108,7 @@ def test_a_model_is_described_with_its_endpoint_and_its_tensors(kind: Kind, clie
     document = client.get("/openapi.json").json()
     reference = document["paths"][kind.path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
     schema = document["components"]["schemas"][reference.rpartition("/")[2]]
-    assert schema["properties"]["model"]["enum"] == [kind.model, None]
+    assert schema["properties"]["model"]["examples"] == [kind.model]
 
 
 def test_a_text_gets_the_number_of_its_model_to_seven_digits(numbers_bundle: Path) -> None:

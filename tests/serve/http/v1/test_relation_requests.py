@@ -102,7 +102,7 @@ def test_what_cannot_be_marked_is_refused_by_field(client: httpx.Client, change:
 def test_no_items_and_too_many_are_refused(client: httpx.Client) -> None:
     item = {"text": "a b", "head": part(0, 1), "tail": part(2, 3)}
     assert client.post("/v1/relations", json={"items": []}).json()["error"]["field"] == "items"
-    assert client.post("/v1/relations", json={"items": [item] * 1025}).status_code == 413
+    assert client.post("/v1/relations", json={"items": [item] * 2049}).status_code == 413
     long = client.post("/v1/relations", json={"items": [item, {**item, "text": "a" * 100_001}]})
     assert (long.status_code, long.json()["error"]["field"]) == (413, "items[1]")
     lone = client.post(

@@ -291,8 +291,8 @@ def test_tensors_as_bytes_are_checked_against_what_is_said_of_them(
 
 
 def test_limits_hold_for_tensors_too(client: httpx.Client) -> None:
-    assert infer(client, "cities", texts(*["a"] * 1025)).status_code == 413
-    assert infer(client, "cities", ids([[1]] * 1025)).status_code == 413
+    assert infer(client, "cities", texts(*["a"] * 2049)).status_code == 413
+    assert infer(client, "cities", ids([[1]] * 2049)).status_code == 413
     too_long = infer(client, "cities", ids([[1] * 33]))
     assert (too_long.status_code, "reads at most 32" in too_long.json()["error"]) == (413, True)
     assert infer(client, "cities", ids([[1] * 32])).status_code == 200
@@ -330,3 +330,15 @@ def test_an_id_that_a_graph_could_not_look_up_costs_no_process(client: httpx.Cli
     assert infer(client, "cities", ids([good, bad])).status_code == 422
     assert infer(client, "cities", ids([good])).status_code == 200
     assert 'stillroom_process_restarts_total{process="0"} 0.0' in client.get("/metrics").text
+
+
+def test_kserves_client_may_name_the_model_in_the_body_too(client: httpx.Client) -> None:
+    parameters = {"content_type": "str", "headers": {"a": "b"}}
+    asked = texts("rome")
+    alone = infer(client, "cities", asked).json()
+    assert infer(client, "cities", asked, model_name="cities", parameters=parameters, id="1").json() == {
+        **alone,
+        "id": "1",
+    }
+    other = infer(client, "cities", asked, model_name="intents")
+    assert (other.status_code, "name one model" in other.json()["error"]) == (422, True)

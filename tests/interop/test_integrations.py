@@ -1,0 +1,59 @@
+"""The page about integrations, each passage in its client's own environment; those that are not installed are left out.
+
+STILLROOM_CLIENTS is a folder with a virtual environment for each section of the page, of its name.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lookup_bundles import INTENTS, city_table, intent_table, number_table, write_bundle, write_vectors_bundle
+from server_process import serving
+
+from benchmarks.serve.integrations import agreeing, answers_of, own_answers, passages
+
+CLIENTS = os.environ.get("STILLROOM_CLIENTS")
+TEXTS = ["i love it", "please refund", "fly from rome to oslo", "new york"]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("bundles")
+    bundles = [
+        write_bundle(folder / "my-tagger", city_table()),
+        write_bundle(folder / "my-classifier", intent_table(), task="text-classification", labels=INTENTS),
+        write_vectors_bundle(folder / "my-vectors"),
+        write_bundle(folder / "my-ranker", number_table(), task="text-regression", labels=["score"]),
+    ]
+    with serving(*bundles) as running:
+        yield running.url
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CLIENTS, reason="STILLROOM_CLIENTS is not set")
+@pytest.mark.parametrize(("section", "code"), list(passages()))
+def test_each_client_on_the_page_gets_the_answers_of_v1(section: str, code: str, url: str) -> None:
+    python = Path(str(CLIENTS)) / section / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"{section} is not installed")
+    own = own_answers(code, url, TEXTS)
+    assert agreeing(answers_of(python, code, url, TEXTS), own) == len(TEXTS)
+
+
+def test_answers_that_differ_do_not_agree() -> None:
+    vectors = np.eye(3).tolist()
+    assert agreeing([[2.0, 0.0, 0.0], *vectors[1:]], vectors) == 3  # length is not compared
+    assert agreeing(vectors[::-1], vectors) == 1
+    assert agreeing([[["city", 0, 4]], []], [[["city", 0, 5]], []]) == 1
+    assert agreeing(["a"], ["a", "a"]) == 0
+
+
+def test_every_section_of_the_page_has_a_passage_that_names_what_it_asks() -> None:
+    found = list(passages())
+    assert len(found) == 14
+    assert len({section for section, _ in found}) == 9
+    for _, code in found:
+        compile(code, "integrations.md", "exec")
+        assert "answers = " in code
