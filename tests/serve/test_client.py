@@ -93,10 +93,10 @@ def test_the_servers_errors_are_raised_as_they_are(url: str) -> None:
             client.entities(["a", 7])  # type: ignore[list-item]
         assert refused.value.field == "text[1]"
         with (
-            pytest.raises(TooLarge, match="1,025 texts"),
-            Client(url, request_texts=2000) as other,
+            pytest.raises(TooLarge, match="2,049 texts"),
+            Client(url, request_texts=4000) as other,
         ):
-            other.entities(["a"] * 1025)
+            other.entities(["a"] * 2049)
         with pytest.raises(BadInput, match="half a surrogate pair"):
             client.entities("a\ud83d")
         assert client.entities("a") == EMPTY, "the connection serves on after errors"

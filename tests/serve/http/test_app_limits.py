@@ -103,7 +103,10 @@ async def _refused_behind_a_long_text(app: Starlette) -> None:
 
 
 @asynchronous
-async def test_an_answer_that_takes_too_long_is_504_and_what_was_not_begun_is_dropped(entities_bundle: Path) -> None:
+async def test_an_answer_that_takes_too_long_is_504_and_what_was_not_begun_is_dropped(
+    entities_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serve.workers.served_model.available_cores", lambda: 1)  # one batch at a time
     async with client_of(create_app([entities_bundle], ServeSettings(limits=Limits(answer_s=3.0)))) as client:
         with stopped():
             longer = {"X-Timeout-Ms": "600000"}  # a client's own time counts only where it is the shorter
