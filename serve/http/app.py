@@ -57,19 +57,19 @@ def create_app(
     *,
     known: Collection[str] = (),
     openvino: bool | None = None,
-    taken: MutableSequence[int] | memoryview | None = None,
-    number: int = 0,
+    cores: Cores | None = None,
 ) -> Starlette:
     """The ASGI app that serves `bundles`, folders or URLs, each verified here. Its `state.service` is the `Service`.
 
     The models run in threads of this process. Of `settings` those about connections, processes and the log are left to the caller.
-    `access` checks keys and origins; without it every client may ask. `known` and `openvino` are as in `ServedModel`, for every bundle.
+    `access` checks keys and origins; without it every client may ask. `known` and `openvino` are as in `ServedModel`, for every bundle;
+    `cores` counts the batches of all processes of the server, and by default those of this one.
     BundleError when a bundle is damaged; BadInput when there is none, two have the same name, or an alias is wrong.
     """
     if not bundles:
         raise BadInput("no bundle was given; name at least one folder that `stillroom run`, `demo` or `export` wrote")
     settings, metrics = settings or ServeSettings(), Metrics()
-    cores = Cores([0] if taken is None else taken, number, processes_for(settings.device, settings.threads or 1))
+    cores = cores or cores_of(settings, [0])
     memo = Memo(int(settings.memo_mib * 2**20))
     metrics.memo_bytes.set_function(lambda: memo.held_bytes)
     aliases = aliases_of(settings.alias)
@@ -133,6 +133,11 @@ def route(path: str, handler: Callable[[Request], Awaitable[Response]], *methods
         return await handler(request)
 
     return Route(path, counted, methods=methods or ["GET"])
+
+
+def cores_of(settings: ServeSettings, taken: MutableSequence[int] | memoryview, number: int = 0) -> Cores:
+    """The cores of a server with these settings; `taken` and `number` as in `Cores`."""
+    return Cores(taken, number, processes_for(settings.device, settings.threads or 1))
 
 
 def check_names(names: Sequence[str], aliases: Mapping[str, str]) -> None:
@@ -261,8 +266,8 @@ def _server(
     tls = tls_context(settings)
     # A process that replaces another serves what the others do.
     known, openvino = (share.digests.values(), share.openvino) if share else ((), None)
-    taken, number = (share.board.batches, share.number) if share else (None, 0)
-    app = create_app(bundles, settings, access, known=known, openvino=openvino, taken=taken, number=number)
+    cores = cores_of(settings, share.board.batches, share.number) if share else None
+    app = create_app(bundles, settings, access, known=known, openvino=openvino, cores=cores)
     service: Service = app.state.service
     most = openable_connections(settings.connections.connections)
     watch = Watch(replace(settings.connections, connections=most), service.metrics)

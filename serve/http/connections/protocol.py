@@ -159,7 +159,8 @@ class Connection(asyncio.Protocol):
 
     def ask_for_body(self, exchange: Exchange) -> None:
         """Tells a client that waits for that to send the body of this request."""
-        if self.reading == "body" and self._unanswered[-1] is exchange:  # and not the head of the next one
+        # Not where the head of the next one is being read, or the client has gone.
+        if self.reading == "body" and self._unanswered and self._unanswered[-1] is exchange:
             self._asks_first = False
         self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 

@@ -189,6 +189,21 @@ def test_a_refused_body_is_read_to_its_end_and_then_the_connection_that_is_to_cl
         assert connection.recv(1) == b""
 
 
+def test_a_client_that_goes_before_it_is_asked_for_its_body_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
+    async def come_and_go() -> None:
+        theirs, ours = socket.socketpair()
+        with theirs, ours:
+            connection = Connection(echo, Watch(ConnectionLimits(), Metrics()))
+            transport, _ = await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, ours)
+            connection.data_received(request(b"", "Expect: 100-continue", length=5))
+            connection.connection_lost(None)  # before the app's turn
+            await asyncio.sleep(0.01)
+            transport.abort()
+
+    asyncio.run(come_and_go())
+    assert "could not be answered" not in caplog.text
+
+
 def test_nothing_is_read_after_connect(server: Server) -> None:
     for target in (b"here:80", b"/v1/entities"):
         with server.connect() as connection:
