@@ -111,9 +111,16 @@ def sentence_vectors(
 
 
 class Vectors(NamedTuple):
-    """What `SentenceModel` gives: the vectors (texts, width), by the name that every head's output has."""
+    """What `SentenceModel` gives: the vectors (texts, width), by the name that every head's output has, and what they are made of."""
 
     logits: Tensor
+    last_hidden_state: Tensor
+    """(texts, tokens, width)."""
+
+    @property
+    def sentence_embedding(self) -> Tensor:
+        """The vectors, by the name that sentence-transformers gives them."""
+        return self.logits
 
 
 class SentenceModel(nn.Module):
@@ -139,7 +146,7 @@ class SentenceModel(nn.Module):
             input_ids=input_ids, attention_mask=attention_mask, **segments, return_dict=return_dict
         ).last_hidden_state
         vectors = pooled(states, attention_mask, self.how.pooling)
-        return Vectors(nn.functional.normalize(vectors, dim=-1) if self.how.normalised else vectors)
+        return Vectors(nn.functional.normalize(vectors, dim=-1) if self.how.normalised else vectors, states)
 
 
 def load_sentence_model(how: SentencePooling, folder: Path, **settings: Any) -> SentenceModel:

@@ -77,6 +77,8 @@ class SpanLogits(ModelOutput):  # type: ignore[misc]  # transformers gives it no
     """The `logits` of each token, (texts, tokens, 2): of an answer's start and of its end; the rest as transformers gives it."""
 
     logits: Tensor
+    start_logits: Any = None
+    end_logits: Any = None
     hidden_states: Any = None
     attentions: Any = None
 
@@ -104,7 +106,7 @@ def _of(kind: Any) -> type:
     def forward(self: Any, *inputs: Any, **named: Any) -> SpanLogits:
         said = kind.forward(self, *inputs, **{**named, "return_dict": True})
         logits = torch.stack([said.start_logits, said.end_logits], dim=-1)
-        return SpanLogits(logits, said.hidden_states, said.attentions)
+        return SpanLogits(logits, said.start_logits, said.end_logits, said.hidden_states, said.attentions)
 
     made = type(kind.__name__, (kind,), {"__module__": kind.__module__, "forward": forward})
     _MADE[made] = made

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from compress.models.configurations import loading_config, position_limit
 from compress.models.heads import HEADS
 from compress.models.sentence_pooling import pooling_in
+from compress.tasks import FEATURE_EXTRACTION, task_of
 from export.graph.nodes import Wiring
 from serve.errors import BadInput
 from serve.files import replacing
@@ -58,7 +59,8 @@ def export_graph(checkpoint: Path, out: Path, max_length: int) -> GraphInfo:
     Inputs are `input_ids`, `attention_mask` and, where the model has two or more segment types, `token_type_ids`, int64
     (batch, sequence), for any batch size and 1 to `max_length` tokens. The output `logits` is float32:
     (batch, sequence, labels) for token classification, (batch, sequence, 2) for question answering, (batch, labels) for text
-    classification, and for an encoder of sentences (batch, width): the vector of each text. Equal checkpoints give equal bytes.
+    classification, and for an encoder of sentences (batch, width): the vector of each text. Before it are the task's `named_outputs`,
+    made of the same values. Equal checkpoints give equal bytes.
     BadInput when the folder is not exportable, or has fewer positions than `max_length`.
     """
     import torch
@@ -67,6 +69,8 @@ def export_graph(checkpoint: Path, out: Path, max_length: int) -> GraphInfo:
 
     model = load_answering_model(checkpoint)
     inputs = graph_inputs(model)
+    task = FEATURE_EXTRACTION if isinstance(model, SentenceModel) else task_of(model.config)
+    outputs = (*(task.serving.named_outputs if task else ()), OUTPUT)
     _check_size(checkpoint, model, max_length)
     # torch.export takes sizes 0 and 1 for constants, so the example has 2 rows of several tokens. A padded position keeps the mask.
     example = torch.full((2, min(7, max_length)), 2, dtype=torch.int64)  # (batch, sequence)
@@ -80,10 +84,10 @@ def export_graph(checkpoint: Path, out: Path, max_length: int) -> GraphInfo:
     axes = {0: torch.export.Dim("batch", min=1), 1: torch.export.Dim("sequence", min=1, max=max_length)}
     with quiet(), torch.no_grad():
         program = torch.onnx.export(
-            _logits_of(model, inputs),
+            _outputs_of(model, inputs, outputs),
             tuple(example_inputs[name] for name in inputs),
             input_names=list(inputs),
-            output_names=[OUTPUT],
+            output_names=list(outputs),
             opset_version=OPSET,
             dynamo=True,
             dynamic_shapes=((axes,) * len(inputs),),  # *args is one parameter, a tuple
@@ -230,22 +234,23 @@ def _strip_graph(graph: "GraphProto") -> None:
                 _strip_graph(attribute.g)
 
 
-def _logits_of(model: "PreTrainedModel | SentenceModel", inputs: tuple[str, ...]) -> "torch.nn.Module":
-    """`model` as a module that takes tensors in the order of `inputs` and returns only the logits."""
+def _outputs_of(
+    model: "PreTrainedModel | SentenceModel", inputs: tuple[str, ...], outputs: tuple[str, ...]
+) -> "torch.nn.Module":
+    """`model` as a module that takes tensors in the order of `inputs` and returns those of `outputs`."""
     import torch
 
-    class Logits(torch.nn.Module):
+    class Outputs(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.model = model
 
-        def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             # return_dict: the checkpoint's configuration may ask for tuples.
             output = self.model(**dict(zip(inputs, tensors, strict=True)), return_dict=True)
-            logits: torch.Tensor = output.logits
-            return logits
+            return tuple(getattr(output, name) for name in outputs)
 
-    return Logits().eval()
+    return Outputs().eval()
 
 
 def graph_inputs(model: "PreTrainedModel | SentenceModel") -> tuple[str, ...]:

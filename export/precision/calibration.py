@@ -117,6 +117,7 @@ def _activations(
     if not wanted:
         return
     watched = copied(model)
+    del watched.graph.output[:]  # one of them may be wanted
     watched.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
     options = ort.SessionOptions()
     options.log_severity_level = 3  # suppresses the warning that the added outputs have no declared shape

@@ -63,7 +63,7 @@ def write_fp16(
         if large & touched or new & overflowing & set(node.output):
             overflowing |= {node.output[0]} | new & set(node.input)
     exact = _not_of_the_text(plain)
-    last = {OUTPUT}  # the logits, and the logits before their bias is added
+    last = {value.name for value in plain.graph.output}  # and the logits before their bias is added
     for name in own.made_by:
         reader = own.only_reader(name)
         if reader is not None and reader.op_type == "Add" and OUTPUT in reader.output:

@@ -12,7 +12,7 @@ from serve.wording import all_of
 
 
 def load(candidate: Candidate) -> Call:
-    """A function from inputs `{name: (batch, tokens) int64}` to the model's first output, float32, on the host.
+    """A function from inputs `{name: (batch, tokens) int64}` to the model's `logits`, or else its first output, float32, on the host.
 
     Inputs that the model does not take are ignored. The output is on the host, so the device has finished. Raises BadInput
     for a path that its runtime cannot open, and for an unavailable runtime or device.
@@ -56,7 +56,7 @@ def feeds_of(inputs: Mapping[str, Int64s], names: Sequence[str], int32: Collecti
 
 def _on_cpu(candidate: Candidate) -> Call:
     """With the server's options and padding."""
-    from serve.model.session import open_graph, padded_length
+    from serve.model.session import OUTPUT, open_graph, padded_length
 
     runtime: Literal["onnxruntime", "openvino"] = "openvino" if candidate.runtime == "openvino" else "onnxruntime"
     graph = open_graph(candidate.path, candidate.threads, runtime)
@@ -67,24 +67,25 @@ def _on_cpu(candidate: Candidate) -> Call:
         added = padded_length(tokens, runtime, candidate.max_length) - tokens
         inputs = {name: np.pad(inputs[name], ((0, 0), (0, added))) if added else inputs[name] for name in graph.inputs}
         feeds = feeds_of(inputs, graph.inputs, graph.int32)
-        first: npt.NDArray[np.float32] = graph.run(feeds, graph.outputs[0])
-        return first
+        found: npt.NDArray[np.float32] = graph.run(feeds, OUTPUT if OUTPUT in graph.outputs else graph.outputs[0])
+        return found
 
     return call
 
 
 def _on_gpu(candidate: Candidate) -> Call:
     """With the server's options."""
-    from serve.model.session import int32_of, onnxruntime_options, onnxruntime_session
+    from serve.model.session import OUTPUT, int32_of, onnxruntime_options, onnxruntime_session
 
     options = onnxruntime_options(candidate.threads)
     session = onnxruntime_session(candidate.path, options, provider_of(candidate.runtime))
-    names, first = [node.name for node in session.get_inputs()], session.get_outputs()[0].name
+    names, outputs = ([node.name for node in nodes] for nodes in (session.get_inputs(), session.get_outputs()))
+    wanted = OUTPUT if OUTPUT in outputs else outputs[0]
     int32 = int32_of(session)
     check_inputs(candidate, names)
 
     def call(inputs: Mapping[str, Int64s]) -> npt.NDArray[np.float32]:
-        found: npt.NDArray[np.float32] = session.run([first], feeds_of(inputs, names, int32))[0]
+        found: npt.NDArray[np.float32] = session.run([wanted], feeds_of(inputs, names, int32))[0]
         return found
 
     return call

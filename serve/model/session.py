@@ -182,11 +182,12 @@ def _in_openvino(onnx_file: Path, threads: int) -> Opened:
     def run(feeds: Feeds, output: str) -> Any:
         if not hasattr(here, "request"):
             here.request = compiled.create_infer_request()
-        return here.request.infer(dict(feeds))[compiled.output(output)]
+        # Shared, since otherwise every output is copied; the next call writes over them.
+        return here.request.infer(dict(feeds), share_outputs=True)[compiled.output(output)].copy()
 
     return Opened(
         tuple(port.any_name for port in compiled.inputs),
-        tuple(port.any_name for port in compiled.outputs),
+        tuple(name for port in compiled.outputs for name in port.names),
         run,
         frozenset(port.any_name for port in compiled.inputs if port.get_element_type().get_type_name() == "i32"),
     )

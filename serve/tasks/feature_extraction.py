@@ -189,4 +189,5 @@ FEATURE_EXTRACTION = FeatureExtraction(
     ),
     answer_type=VectorAnswer,
     tensors={"embedding": "FP32"},
+    named_outputs=("last_hidden_state", "sentence_embedding"),
 )

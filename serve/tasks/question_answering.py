@@ -154,6 +154,7 @@ QUESTION_ANSWERING = QuestionAnswering(
     ),
     answer_type=QuestionAnswer,
     tensors={"score": "FP32"},
+    named_outputs=("start_logits", "end_logits"),
     text_fields=("question", "context"),
     needs_pair=True,
     names_labels=False,

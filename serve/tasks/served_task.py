@@ -143,6 +143,8 @@ class ServedTask(ABC):
     """Whether an answer is made of labels, which have names and probabilities."""
     longer_texts: str = f"{IN_WINDOWS} A longer pair of texts is cut."
     """How it reads a text that is longer than the model takes."""
+    named_outputs: tuple[str, ...] = ()
+    """Outputs of its graphs before `logits`, by the names that other libraries read. What answers here is made of `logits` alone."""
     hub_task: str = ""
     """Its name on the Hub, where that is another one."""
 

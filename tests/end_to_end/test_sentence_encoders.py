@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from small_task import examples, make_teacher, write_rows, write_splits
 
@@ -13,8 +14,11 @@ import stillroom as face
 from compress.data.examples import Example
 from compress.models.sentence_encoder import open_encoder, sentence_vectors
 from compress.models.sentence_pooling import SentencePooling, pooling_in, write_pooling
+from export.settings import Precision
+from serve.bundle.manifest import ONNX_NAMES
 from serve.errors import BadInput
 from serve.model.pipeline import Pipeline
+from serve.model.session import padded
 from serve.tasks import open_bundle
 
 SHAPE = "layers=1,hidden=32,heads=4,ffn=64"
@@ -45,11 +49,10 @@ def student(sentence_teacher: Path, texts: Path, tmp_path_factory: pytest.TempPa
 @pytest.fixture(scope="module")
 def bundle(student: Path, texts: Path) -> Path:
     out = student.with_name("small.bundle")
-    document = face.export(student, out, texts=(str(texts),), variants=("fp32", "int8"), latency_seconds=0)
+    document = face.export(student, out, texts=(str(texts),), variants=("fp32", "fp16", "int8"), latency_seconds=0)
     assert document["metric"] == "similarity_spearman"
-    (gate,) = document["gates"]
-    assert gate["passed"]
-    assert "has fp32's similarities" in gate["name"]
+    assert [gate["passed"] for gate in document["gates"]] == [True, True]
+    assert all("has fp32's similarities" in gate["name"] for gate in document["gates"])
     return Path(document["bundle"])
 
 
@@ -84,6 +87,24 @@ def test_sentence_transformers_opens_the_student_and_the_bundle_and_finds_their_
         theirs = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(asked)
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
     np.testing.assert_allclose(served, ours, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", ["fp32", "fp16", "int8"])
+def test_each_graph_has_token_states_and_sentence_vectors_by_the_names_that_other_libraries_read(
+    bundle: Path, texts: Path, variant: Precision
+) -> None:
+    asked = texts.read_text(encoding="utf-8").splitlines()[:9]
+    session = ort.InferenceSession(bundle / ONNX_NAMES[variant], providers=["CPUExecutionProvider"])
+    names = [node.name for node in session.get_outputs()]
+    assert names == ["last_hidden_state", "sentence_embedding", "logits"]  # fastembed reads the first
+    rows = Pipeline(bundle, variant).encode(asked)
+    inputs = [node.name for node in session.get_inputs()]
+    states, vectors, logits = session.run(names, padded(rows, inputs, max(map(len, rows))))
+    mask = np.array([[place < len(row) for place in range(states.shape[1])] for row in rows])[..., None]
+    means = (states * mask).sum(axis=1) / mask.sum(axis=1)
+    np.testing.assert_allclose(vectors, means / np.linalg.norm(means, axis=1, keepdims=True), atol=2e-3)
+    np.testing.assert_array_equal(vectors, logits)
+    assert {node.type for node in session.get_outputs()} == {"tensor(float)"}
 
 
 def test_a_bundle_gives_the_same_bits_in_any_company_and_its_card_says_what_they_are(bundle: Path, texts: Path) -> None:

@@ -40,6 +40,19 @@ def test_the_graph_answers_like_torch_at_any_batch_and_length(
         assert (logits.shape, logits.dtype) == (shape, np.float32)
 
 
+def test_a_graph_that_answers_questions_has_the_ends_of_answers_by_the_names_that_other_libraries_read(
+    tmp_path: Path,
+) -> None:
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", head="QuestionAnswering", labels=2)
+    export_graph(checkpoint, tmp_path / "model.onnx", MAX_LENGTH)
+    session = ort.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    assert [node.name for node in session.get_outputs()] == ["start_logits", "end_logits", "logits"]
+    inputs = {node.name: np.ones((3, 7), dtype=np.int64) for node in session.get_inputs()}
+    start, end, logits = session.run(None, inputs)
+    assert start.shape == (3, 7)
+    np.testing.assert_array_equal(np.stack([start, end], axis=-1), logits)
+
+
 def test_the_description_is_that_of_the_checkpoint_and_the_graph(bert: Exported) -> None:
     assert bert.info.labels == tuple(TAGS)
     assert bert.info.size_bytes == bert.onnx_file.stat().st_size
