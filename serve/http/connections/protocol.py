@@ -47,6 +47,10 @@ HOST = re.compile(rb"(?:\[[0-9A-Za-z:.%_~-]+\]|(?:[\w.~!$&'()*+,;=-]|%[0-9A-Fa-f
 # What every answer begins with.
 BEGINNING = b"HTTP/1.1 "
 NOT_HTTP = "this is not a valid HTTP/1.1 request; send one, and use TLS only if the server's address begins with https"
+# The answer to a client of HTTP/2: its frames SETTINGS, and GOAWAY with the code HTTP_1_1_REQUIRED and words (RFC 9113, 6.5, 6.8 and 7).
+HTTP2_PREFACE_METHOD = b"PRI"
+USE_HTTP_1 = b"this server speaks HTTP/1.1; set the client to it, or put a proxy that speaks HTTP/2 before the server"
+GO_AWAY = b"\0\0\0\4\0\0\0\0\0" + (8 + len(USE_HTTP_1)).to_bytes(3) + b"\7" + bytes(9) + b"\0\0\0\x0d" + USE_HTTP_1
 
 
 class Connection(asyncio.Protocol):
@@ -489,7 +493,8 @@ class Connection(asyncio.Protocol):
         if self._refusal is not None:
             self._answer_refusal(stays=False)
         elif begun:
-            self.transport.write(raw_answer(error, request_id))
+            http2 = self._parser.get_method() == HTTP2_PREFACE_METHOD
+            self.transport.write(GO_AWAY if http2 else raw_answer(error, request_id))
         self.transport.close()
 
 

@@ -17,6 +17,8 @@ from serve.observe.metrics import Metrics
 from serve.settings import ConnectionLimits
 
 UPGRADES = ("h2c", "websocket", "h2c, websocket", "TLS/1.3", "HTTP/2.0")
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+EMPTY_SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # a frame of HTTP/2
 CONNECTIONS = ("Upgrade", "upgrade, HTTP2-Settings", "keep-alive, Upgrade", "UPGRADE,keep-alive", "keep-alive")
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n"
 Answers = list[tuple[int, bytes]]
@@ -202,6 +204,20 @@ def test_a_client_that_goes_before_it_is_asked_for_its_body_is_no_fault(caplog: 
 
     asyncio.run(come_and_go())
     assert "could not be answered" not in caplog.text
+
+
+@pytest.mark.parametrize("packets", [[HTTP2_PREFACE + EMPTY_SETTINGS], [bytes([each]) for each in HTTP2_PREFACE]])
+def test_a_client_of_http2_is_told_in_its_protocol_to_use_http_1_1(server: Server, packets: list[bytes]) -> None:
+    with server.connect() as connection:
+        for packet in packets:
+            connection.sendall(packet)
+        answer = b""
+        while part := connection.recv(1000):
+            answer += part
+    assert answer.startswith(EMPTY_SETTINGS)
+    head, words = answer[9:26], answer[26:]
+    assert head == (8 + len(words)).to_bytes(3) + b"\7\0\0\0\0\0" + bytes(4) + b"\0\0\0\x0d"  # GOAWAY, HTTP_1_1_REQUIRED
+    assert b"HTTP/1.1" in words
 
 
 def test_nothing_is_read_after_connect(server: Server) -> None:
