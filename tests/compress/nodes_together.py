@@ -57,7 +57,7 @@ def differ(folder: Path) -> None:
 
 def killed(folder: Path, *, main: bool) -> None:
     """One process is killed while the other waits for it in a collective operation."""
-    peers.SUSPECT_S = 1.0  # a connection that breaks is that of the one that was killed
+    peers.SUSPECT_S = 2.0  # a connection that breaks is that of the one that was killed
     distributed.meet(say)
     distributed.join("cpu")
     distributed.wait()
@@ -73,7 +73,7 @@ def stopped(folder: Path) -> None:
     distributed.wait()
     if not distributed.main():
         os.kill(os.getpid(), signal.SIGSTOP)
-    peers.SILENT_S = 2.5
+    peers.SILENT_S = 3.0
     time.sleep(PATIENCE_S)
 
 

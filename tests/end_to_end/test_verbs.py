@@ -319,20 +319,6 @@ def test_finetune_refuses_before_it_writes(
 
 
 @pytest.mark.slow
-def test_export_makes_a_bundle_of_any_classifier(random_classifier: Path, task_data: Path, tmp_path: Path) -> None:
-    made = Path(
-        face.export(random_classifier, tmp_path / "bundle", str(task_data), gate=0.0, latency_seconds=0.5)["bundle"]
-    )
-    assert set(face.Pipeline(made)("thank you")["labels"][0]) == {"label", "score"}
-    with pytest.raises(BadInput, match="is a bundle already"):
-        face.export(random_classifier, made, str(task_data), gate=0.0)
-    unheard = tmp_path / "unheard.jsonl"
-    unheard.write_text(json.dumps({"text": "thank you", "label": "thanks"}), encoding="utf-8")
-    assert face.evaluate(str(made), unheard)["unknown_labels"] == ["thanks"]
-    assert face.evaluate(str(made), task_data / "test.jsonl")["unknown_labels"] == []
-
-
-@pytest.mark.slow
 def test_a_tokenizer_that_was_saved_to_pad_is_the_same_tokenizer(
     random_classifier: Path, task_data: Path, tmp_path: Path
 ) -> None:
