@@ -46,8 +46,17 @@ def shallow_teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_teacher(tmp_path_factory.mktemp("teacher") / "tiny", num_hidden_layers=2)
 
 
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of this run of the tests have."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 @pytest.fixture(scope="session", autouse=True)
-def graphs_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def graphs_once(shared_folder: Path) -> Iterator[None]:
     """See `graphs_once.py`."""
-    with graphs_made_once(tmp_path_factory.mktemp("graphs")):
+    with graphs_made_once(shared_folder):
         yield

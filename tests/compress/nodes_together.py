@@ -1,4 +1,4 @@
-"""What the tests of several nodes run in a process of each: python nodes_together.py [JOB FOLDER]... Each node has folders of its own."""
+"""What the tests of several nodes run in a process of each: main([JOB, FOLDER, ...]). Each node has folders of its own."""
 
 import dataclasses
 import json
@@ -6,10 +6,10 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from joined import be_patient
 from patience import PATIENCE_S
 
 from compress import distributed, peers
@@ -50,7 +50,6 @@ def stages(folder: Path) -> None:
 
 def differ(folder: Path) -> None:
     """Each process meets the fault itself, though the main one ends first."""
-    peers.HEARD_S = 10.0
     distributed.meet(say)
     settings = Settings(16 if distributed.main() else 32, str(folder))
     check_same_inputs(settings, {"--data": "one" if distributed.main() else "another", "--teacher": "the same"})
@@ -74,7 +73,7 @@ def stopped(folder: Path) -> None:
     distributed.wait()
     if not distributed.main():
         os.kill(os.getpid(), signal.SIGSTOP)
-    peers.SILENT_S = 4.0
+    peers.SILENT_S = 3.0
     time.sleep(PATIENCE_S)
 
 
@@ -136,17 +135,12 @@ JOBS = {
 }
 
 
-def main() -> int:
-    be_patient()  # the jobs shorten what they let expire
+def main(arguments: Sequence[str]) -> int:
     try:
-        for job, folder in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+        for job, folder in zip(arguments[::2], arguments[1::2], strict=True):
             JOBS[job](Path(folder))
     except BadInput as error:
         distributed.failed(error.message)
         sys.stderr.write(f"bad input: {error.message}\n")
         return 2
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,7 +10,7 @@ import torch
 from every_stage import EVERY_STAGE, SIZES, models, silence_dropout, text_of
 from joined import run_two
 from torch import nn
-from trained_together import READ, STEPS, summary, trained
+from trained_together import READ, STEPS, main, summary, trained
 
 from compress import distributed
 from compress.data.batches import Batch, part_of
@@ -107,7 +107,7 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     with pytest.raises(Killed):
         trained(folder / "resumed", "minilmv2", 0.0, report=dying)
-    ended = run_two("trained_together.py", lambda rank: (str(folder), *JOBS))
+    ended = run_two(main, lambda rank: (str(folder), *JOBS))
     assert [code for code, _ in ended] == [0, 0], ended
     return folder
 

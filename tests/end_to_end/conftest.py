@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import stillroom as face
+from serve.files import locked
 
 
 @pytest.fixture(scope="session")
@@ -17,13 +18,16 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def classifier(tmp_path_factory: pytest.TempPathFactory, shallow_teacher: Path, task_data: Path) -> Path:
-    """A tiny model that knows the intents of the task."""
-    out = tmp_path_factory.mktemp("ckpt") / "classifier"
-    return face.finetune(
-        str(shallow_teacher), "text-classification", str(task_data), out,
-        epochs=8, patience=0, learning_rate=3e-3, batch=8, threads=1,
-    )  # fmt: skip
+def classifier(shared_folder: Path, shallow_teacher: Path, task_data: Path) -> Path:
+    """A tiny model that knows the intents of the task, made by the first process that needs it."""
+    out = shared_folder / "classifier"
+    with locked(shared_folder / "classifier.lock"):
+        if not out.exists():
+            face.finetune(
+                str(shallow_teacher), "text-classification", str(task_data), out,
+                epochs=4, patience=0, learning_rate=5e-3, batch=8, threads=1,
+            )  # fmt: skip
+    return out
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ SHAPE = "layers=1,hidden=32,heads=4,ffn=64"
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_splits(tmp_path_factory.mktemp("questions"), questions, (480, 80, 120))
+    return write_splits(tmp_path_factory.mktemp("questions"), questions, (320, 80, 120))
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +36,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory, shallow_teacher: Path, 
     """The tiny teacher fine-tuned to find items and cities, and to say where there is no city."""
     out = tmp_path_factory.mktemp("tuned") / "finder"
     return compress.finetune(
-        str(shallow_teacher), TASK, str(asked), out, epochs=12, learning_rate=3e-3, batch=8, threads=1, patience=0
+        str(shallow_teacher), TASK, str(asked), out, epochs=10, learning_rate=5e-3, batch=16, threads=1, patience=0
     )
 
 
 @pytest.fixture(scope="module")
 def bundle(checkpoint: Path, asked: Path) -> Path:
-    return Path(face.export(checkpoint, checkpoint.with_name("finder.bundle"), asked, latency_seconds=0.2)["bundle"])
+    return Path(face.export(checkpoint, checkpoint.with_name("finder.bundle"), asked, latency_seconds=0)["bundle"])
 
 
 def test_a_head_learns_where_answers_are_and_transformers_opens_it(checkpoint: Path, asked: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_checkpoint_of_questions_is_explained_profiled_and_exported_with_data_
         "explain", checkpoint, checkpoint, "--data", test, "--text-column", "context", "--out", tmp_path / "shown"
     )
     assert explained.returncode == 0, explained.stderr
-    brief = {"runtimes": "torch", "seconds": 0.2, "batches": (1,), "lengths": (16,)}
+    brief = {"runtimes": "torch", "seconds": 0.1, "batches": (1,), "lengths": (16,)}
     timed = face.profile([checkpoint], data=str(test), out=tmp_path / "timed", **brief)
     assert [candidate["runtime"] for candidate in timed["candidates"]] == ["torch"]
     out = ("--out", tmp_path / "refused")

@@ -300,35 +300,6 @@ def test_a_rate_whose_loss_is_not_finite_is_out(made: Made, tmp_path: Path, monk
         training.make_row(given, Row("labels", STUDENT, Choice("spread", None, None), 0), (1e29, 1e30), "other rates")
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"methods": ("magic",)}, "--method magic .*minilmv2"),
-        ({"methods": ()}, "--method is needed"),
-        ({"corpus": ()}, "--method minilm .*--corpus"),
-        ({"students": ("layers=2,hidden=32,heads=8,ffn=32",)}, "has 8 and the teacher 4"),
-        ({"students": ("layers=6,hidden=32,heads=4,ffn=32",), "methods": ("tinybert",)}, "no deeper"),
-        ({"seeds": 0}, "--seeds is 0"),
-        ({"methods": ("xtremedistil-transfer",)}, "--source-data"),
-        ({"methods": ("soft-labels@3x384",)}, "take assistants"),
-        ({"methods": ("minilm@3x38",)}, "3x384"),
-        ({"starts": ("spread", "alternatee")}, "--start is 'alternatee' .*alternate"),
-        ({"teacher_layers": (2, 3)}, "--teacher-layer has no effect on --method minilm"),
-        ({"methods": ("minilmv2",), "teacher_layers": (2, 9)}, "layer 9"),
-        ({"methods": ("soft-labels",), "distill_tokens": (10, 20)}, "--distill-tokens"),
-        ({"label_learning_rates": (1e-3, 0.0)}, "--label-learning-rate is 0"),
-    ],
-)
-def test_faults_are_told_before_anything_is_trained(
-    changes: dict[str, Any], named: str, tiny_teacher: Path, task_data: Path, corpus: Path, tmp_path: Path
-) -> None:
-    settings: dict[str, Any] = {"teacher": str(tiny_teacher), "task": "text-classification", "data": str(task_data)}
-    settings |= {"out": str(tmp_path / "out"), "methods": ("minilm",), "students": (STUDENT,), "corpus": (str(corpus),)}
-    with pytest.raises(BadInput, match=named):
-        compare(**(settings | changes))
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_teacher_or_other_things_that_the_comparison_would_write_over_are_left_alone(
     tiny_teacher: Path, task_data: Path, tmp_path: Path
 ) -> None:

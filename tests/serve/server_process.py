@@ -21,14 +21,17 @@ from repository import ROOT
 # `httpx.get` reads the certificates of the system each time, which takes longer than most answers. A connection serves one request.
 HTTP = httpx.Client(timeout=PATIENCE_S, limits=httpx.Limits(max_keepalive_connections=0))
 
-# `python -m serve` that is too far behind to read what arrives when it is late by as many seconds, and whose models stand still while
-# there is a file.
+# `python -m serve` with some constants of its modules changed, and whose models stand still while there is a file.
 SERVE = """
 import os, time
+from importlib import import_module
 import serve.__main__
-from serve.http.connections import limits
 from serve.model.session import Session
-limits.BEHIND_S, run = {behind_s}, Session.run
+for name, value in {constants!r}.items():
+    module, _, constant = name.rpartition(".")
+    assert hasattr(import_module(module), constant), name
+    setattr(import_module(module), constant, value)
+run = Session.run
 def run_unless_held(session, rows):
     while os.path.exists({hold!r}):
         time.sleep(0.005)
@@ -104,12 +107,14 @@ def serving(
     environment: Mapping[str, str] | None = None,
     ready: bool = True,
     said: str = "http://",
-    behind_s: float = 600,
+    constants: Mapping[str, float] | None = None,
 ) -> Iterator[Server]:
     """A server that reads and computes in one process with one thread, ready unless told not to wait, stopped at the end.
 
-    It is never too far behind to read, unless told: on a busy machine it would answer 429 to what a test asks.
+    `constants` are other values of those of its modules, by their whole names. It is never too far behind to read, unless told: on a busy
+    machine it would answer 429 to what a test asks.
     """
+    changed = {"serve.http.connections.limits.BEHIND_S": 600.0, **(constants or {})}
     command = [*map(str, arguments), "--port", "0", "--threads", "1"]
     if "--processes" not in command:
         command += ["--processes", "1"]
@@ -119,7 +124,7 @@ def serving(
         # Read by its name: a reader of `log` would share its position with the server, which moves it while it is read.
         tempfile.NamedTemporaryFile("a") as log,
         subprocess.Popen(
-            [sys.executable, "-c", SERVE.format(behind_s=behind_s, hold=str(hold_of(Path(log.name)))), *command],
+            [sys.executable, "-c", SERVE.format(constants=changed, hold=str(hold_of(Path(log.name)))), *command],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=log,

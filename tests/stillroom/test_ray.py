@@ -13,10 +13,13 @@ import pytest
 from patience import PATIENCE_S
 from repository import ROOT
 from server_process import serving, until
+from starlette.testclient import TestClient
 
 from benchmarks.serve.on_ray import ray_serving
 from serve.errors import BadInput, BundleError
+from serve.http.app import create_app
 from serve.settings import ServeSettings
+from serve.tasks import open_bundle
 from stillroom.ray import app_builder, application
 
 # The modules of Ray Serve warn at their import about how they use pydantic.
@@ -56,10 +59,24 @@ def on_ray(bundles: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Ite
             raise RuntimeError(log.read()[-5000:]) from error
 
 
+def test_the_app_of_a_replica_answers_as_that_of_the_server(bundles: list[Path]) -> None:
+    settings = ServeSettings(alias=("prod=intents",), threads=1)
+    digests = {bundle.name: open_bundle(bundle).manifest.digest for bundle in bundles}
+    places = list(map(str, bundles))
+    own = app_builder(places, settings, digests, needs_keys=False)()
+    with TestClient(own, root_path="/texts") as replica, TestClient(create_app(places, settings)) as server:
+        for path, asked in CALLS:
+            body = asked if isinstance(asked, bytes) else json.dumps(asked)
+            expected = server.post(path, content=body, headers=JSON)
+            answered = replica.post(f"/texts{path}", content=body, headers=JSON)
+            assert (answered.status_code, answered.content) == (expected.status_code, expected.content), path
+
+
 def replicas(process: psutil.Process) -> list[psutil.Process]:
     return [each for each in process.children(recursive=True) if "ServeReplica" in " ".join(each.cmdline())]
 
 
+@pytest.mark.slow
 def test_the_bytes_of_every_answer_are_those_of_the_server(
     on_ray: tuple[str, psutil.Process], bundles: list[Path]
 ) -> None:
@@ -78,6 +95,7 @@ def test_the_bytes_of_every_answer_are_those_of_the_server(
             assert (answered.status_code, answered.content) == (expected.status_code, expected.content), path
 
 
+@pytest.mark.slow
 def test_a_replica_that_dies_is_replaced(on_ray: tuple[str, psutil.Process]) -> None:
     url, process = on_ray
     before = replicas(process)

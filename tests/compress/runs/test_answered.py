@@ -253,7 +253,7 @@ def test_a_student_learns_from_a_file_and_names_it(tiny_teacher: Path, task_data
     write_rows(data / "train.jsonl", rows[:240])
     student = face.finetune(
         tiny_teacher, "text-classification", data, tmp_path / "student", teacher_labels=[str(file)], soft_weight=1.0,
-        epochs=8, learning_rate=3e-3, batch=8, threads=1,
+        epochs=4, learning_rate=5e-3, batch=8, threads=1,
     )  # fmt: skip
     lineage = json.loads((student / "lineage.json").read_text())
     assert max(value for _, value in lineage["validation"]) > 0.9

@@ -43,6 +43,7 @@ class TestLibgompIsTold:
             assert busy_cores(0.5) > 0.5
             assert training_spins() == 0
 
+    @pytest.mark.slow
     def test_threads_of_another_verb_sleep_at_once(self, tmp_path: Path) -> None:
         assert spins_in(tmp_path, "export", "nowhere", "--out", "out") == 0
 

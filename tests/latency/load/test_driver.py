@@ -71,7 +71,7 @@ def test_in_a_closed_loop_what_is_lost_or_late_is_told_and_the_rest_goes_on() ->
             await asyncio.sleep(600)
         return answer()
 
-    found, _ = driven(handler, 30, connections=2, timeout_s=5.0)  # the others may come late on a busy machine
+    found, _ = driven(handler, 30, connections=2, timeout_s=2.0)  # the others may come late on a busy machine
     assert found.became[11] == TIMEOUT
     assert found.became[5] == "closed without an answer"
     assert found.having(200) == 28
@@ -124,7 +124,7 @@ def test_a_request_that_timed_out_while_it_waited_for_a_connection_is_not_sent()
     with serving(never_the_first) as server:
         target = target_of(server.url)
         requests = [target.request(b"%d" % number) for number in range(3)]
-        found = drive(target, requests, connections=1, timeout_s=5.0, due_s=np.array([0.0, 0.0, 5.2]))
+        found = drive(target, requests, connections=1, timeout_s=1.5, due_s=np.array([0.0, 0.0, 1.7]))
         assert [asked.body for asked in server.asked] == [b"0", b"2"]
     assert found.became == [TIMEOUT, TIMEOUT, 200]
 
@@ -135,7 +135,7 @@ def test_an_unasked_answer_costs_its_connection_and_no_query() -> None:
 
     with serving(twice) as server:
         target = target_of(server.url)
-        found = drive(target, [target.request(b"1")] * 2, connections=1, due_s=np.array([0.0, 3.0]))
+        found = drive(target, [target.request(b"1")] * 2, connections=1, due_s=np.array([0.0, 1.0]))
         assert [asked.on_connection for asked in server.asked] == [0, 0]
     assert found.became == [200, 200]
 

@@ -6,7 +6,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from export.graph.exporter import export_graph
+from export.graph import exporter
 from latency.measure.operators import Node, depths_in, executed, layer_name, operators, summary
 from serve.errors import BundleError
 
@@ -28,7 +28,7 @@ def exported_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
             parameter.add_(0.1 * torch.randn_like(parameter))
     folder = tmp_path_factory.mktemp("bert")
     model.save_pretrained(folder / "checkpoint")
-    export_graph(folder / "checkpoint", folder / "model.onnx", 32)
+    exporter.export_graph(folder / "checkpoint", folder / "model.onnx", 32)
     return folder / "model.onnx"
 
 

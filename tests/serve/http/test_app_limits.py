@@ -107,7 +107,7 @@ async def test_an_answer_that_takes_too_long_is_504_and_what_was_not_begun_is_dr
     entities_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("serve.workers.served_model.available_cores", lambda: 1)  # one batch at a time
-    async with client_of(create_app([entities_bundle], ServeSettings(limits=Limits(answer_s=3.0)))) as client:
+    async with client_of(create_app([entities_bundle], ServeSettings(limits=Limits(answer_s=1.5)))) as client:
         with stopped():
             longer = {"X-Timeout-Ms": "600000"}  # a client's own time counts only where it is the shorter
             first = asyncio.create_task(client.post("/v1/entities", json={"text": "rome"}, headers=longer))

@@ -32,7 +32,7 @@ def url(bundle_of_each_kind: list[Path]) -> Iterator[str]:
 
 
 def test_schemathesis_finds_no_answer_that_is_not_as_described(url: str) -> None:
-    outcome = hold_against_its_document(url, examples=2, seed=0)
+    outcome = hold_against_its_document(url, examples=1, seed=0)
     assert outcome.failures == []
     assert outcome.operations == 19
     assert outcome.cases > 200

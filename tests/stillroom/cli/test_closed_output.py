@@ -11,7 +11,7 @@ from repository import ROOT
 
 from stillroom.cli.main import Verbs, guarded
 
-VERBS = (["--help"], ["inspect", "BUNDLE"], ["inspect", "BUNDLE", "--json"])
+VERBS = (["--help"], ["inspect", "BUNDLE"])  # what click prints, and what rich does
 
 
 def command(arguments: list[str], plain: Path, closing: str = "") -> list[str]:

@@ -1,7 +1,8 @@
 import json
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import get_args
 
@@ -10,11 +11,15 @@ from jinja2 import UndefinedError
 from read_page import HOSTILE, Page, part
 from repository import ROOT
 from synthetic_profile import synthetic_profile
+from test_comparison_page import document as comparison
+from test_profile_page import renamed
 from test_run_page import full_report
 
+from stillroom.report import comparison_page
 from stillroom.report.formats import table
 from stillroom.report.pages import Look, Part, can_write_pages, environment, rendered
-from stillroom.report.run_page import report_files, write_report
+from stillroom.report.profile_page import profile_page
+from stillroom.report.run_page import report_files, report_page, write_report
 from stillroom.verbs.profile.run import write_profile
 
 
@@ -65,6 +70,30 @@ def test_the_profile_is_imported_and_told_without_jinja() -> None:
         check=True,
     )
     assert "| teacher torch fp32 |" in told.stdout
+
+
+# Each with a text wherever one from outside can stand.
+PAGES: dict[str, Callable[[str], str]] = {
+    "run": lambda text: report_page(full_report(text)),
+    "profile": lambda text: profile_page(renamed(synthetic_profile(), text)),
+    "comparison": lambda text: comparison_page.page(comparison(text)),
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_text_from_outside_stays_text_and_a_page_needs_nothing_but_itself(name: str) -> None:
+    plain = PAGES[name]("a plain name")
+    page = Page(PAGES[name](HOSTILE))
+    assert HOSTILE in page.texts
+    assert len(page.tags) == len(Page(plain).tags)  # nothing of it was read as markup
+    assert not {tag for tag, _ in page.tags} & {"script", "img", "iframe", "link", "object", "use", "image"}
+    names = {name for _, attributes in page.tags for name in attributes}
+    assert not [name for name in names if name.startswith("on") or name in ("src", "srcset", "data")]
+    targets = [attributes["href"] for _, attributes in page.tags if "href" in attributes]
+    assert targets
+    assert all(target and target[1:] in page.sections() for target in targets)
+    assert not re.search(r"https?://|url\(|@import", plain)
+    assert "default-src 'none'" in plain
 
 
 def test_a_name_that_is_not_given_is_an_error() -> None:

@@ -2,16 +2,15 @@ import json
 import math
 import re
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any, cast
 
 import pytest
-from read_page import HOSTILE, Page, part
+from read_page import Page, part
 from synthetic_profile import synthetic_profile
 
 from latency.measure.result_document import ProfileDocument
-from stillroom.report.charts import BOTTOM_PX, MOST_TICKS, Plane, labels, linear_axis, log_axis, spread_px, ticks
-from stillroom.report.drawings import Bar, Chart, bars
+from stillroom.report.charts import BOTTOM_PX, MOST_TICKS, linear_axis, log_axis, ticks
+from stillroom.report.drawings import Chart
 from stillroom.report.profile_charts import distribution, length_bins, lengths, pareto, roofline, server
 from stillroom.report.profile_page import answer_lines, profile_markdown, profile_page
 
@@ -135,26 +134,6 @@ def test_no_column_is_without_a_value() -> None:
                 assert {row[i] for row in body} - {"–"}, name
 
 
-def test_the_page_needs_nothing_but_itself() -> None:
-    text = profile_page(synthetic_profile())
-    page = Page(text)
-    assert not {tag for tag, _ in page.tags} & {"script", "img", "iframe", "link", "object", "use", "image"}
-    assert not [attributes for _, attributes in page.tags if {"src", "srcset", "data"} & attributes.keys()]
-    targets = [attributes["href"] for _, attributes in page.tags if "href" in attributes]
-    assert targets
-    assert all(target and target[1:] in page.sections() for target in targets)
-    assert not re.search(r"https?://|url\(|@import", text)
-    assert "default-src 'none'" in text
-
-
-def test_hostile_names_stay_text() -> None:
-    page = page_of(renamed(synthetic_profile(), HOSTILE))
-    assert not {tag for tag, _ in page.tags} & {"script", "img"}
-    assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
-    assert HOSTILE in page.texts
-    assert len(page.tags) == len(page_of(renamed(synthetic_profile(), "a plain name")).tags)
-
-
 @pytest.mark.parametrize("wrong", [math.nan, 0.0, math.inf])
 def test_what_is_no_number_is_not_drawn(wrong: float) -> None:
     document: Any = synthetic_profile(samples=40)
@@ -170,11 +149,6 @@ def test_what_is_no_number_is_not_drawn(wrong: float) -> None:
     assert len(shapes) > 100
     told = " ".join(f"{value}" for attributes in shapes for key, value in attributes.items() if key != "aria-label")
     assert not re.findall(r".{30}\b(?:nan|inf).{20}", told)
-
-
-def test_a_bar_of_no_number_has_no_length() -> None:
-    made = part("bars", "times", bars([Bar("a", math.nan, math.nan, "nan ms"), Bar("b", 2.0, 4.0, "2 ms")]))
-    assert re.findall(r'<rect [^>]*width="([^"]+)"', made) == ["0.00%", "50.00%"]
 
 
 def test_every_plot_has_one_mark_for_each_model() -> None:
@@ -321,12 +295,6 @@ def test_the_markdown_can_be_read_where_it_is_pasted() -> None:
     assert "paired" not in below
 
 
-def test_a_table_with_speed_ups_says_that_they_are_no_quotients() -> None:
-    paired = "Speed-ups are ratios paired turn by turn, so they differ from quotients of the p50 column."
-    assert page_of(synthetic_profile()).words().count(paired) == 2  # of whole answers, and of the grid
-    assert paired not in page_of(synthetic_profile(models=1)).words()
-
-
 def test_the_lines_for_the_screen_say_what_the_page_says_first() -> None:
     document = synthetic_profile()
     lines = answer_lines(document)
@@ -342,14 +310,6 @@ def test_the_lines_for_the_screen_say_what_the_page_says_first() -> None:
     )
     words = page_of(document).words()
     assert all(" ".join(line.removeprefix("Warning: ").replace("`", "").split()) in words for line in lines)
-
-
-def test_a_note_of_all_models_is_told_once() -> None:
-    document: Any = synthetic_profile(models=3)
-    document["models"][1]["notes"].append("server: it did not answer")
-    texts = page_of(document).texts
-    assert "all models: energy: this machine gives no counters that may be read" in texts
-    assert "teacher ORT fp32: server: it did not answer" in texts
 
 
 def test_all_conditions_stand_on_the_page() -> None:
@@ -370,21 +330,3 @@ def test_ticks_are_few_round_and_inside(low: float, high: float) -> None:
         assert 2 <= len(found) <= MOST_TICKS + 1
         assert all(axis.low <= value <= axis.high for value, _ in found)
         assert len({text for _, text in found}) == len(found)
-
-
-def test_labels_of_marks_that_lie_together_do_not() -> None:
-    plane = Plane(log_axis("ms", [1, 10]), linear_axis("F1", [0.9, 0.95]))
-    marks = [((2 + 0.05 * i, 0.93), str(i + 1)) for i in range(5)]
-    found = [text.attributes for text in labels(plane, marks)]
-    places = [(float(at["x"][:-1]) * 2.9 + float(at.get("dx", 0)), float(at["y"])) for at in found]
-    assert len(places) == 5
-    for i, (x, y) in enumerate(places):
-        assert all(abs(x - x2) >= 8 or abs(y - y2) >= 12 for x2, y2 in places[:i])
-
-
-def test_heights_are_moved_apart_and_keep_their_order() -> None:
-    placed = spread_px([100.0, 98.0, 40.0, 99.0])
-    assert sorted(range(4), key=lambda i: placed[i]) == [2, 1, 3, 0]
-    inner = sorted(placed)
-    assert all(after - before >= 14 for before, after in pairwise(inner))
-    assert placed[2] == 40.0

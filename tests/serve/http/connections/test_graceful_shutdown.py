@@ -48,7 +48,7 @@ def ended(server: Server) -> int:
 
 
 def test_each_connection_is_closed_after_its_answer(entities_bundle: Path, clients: list[socket.socket]) -> None:
-    with serving(entities_bundle, "--linger-s", 5, "--drain-s", 60) as server:
+    with serving(entities_bundle, "--linger-s", 3, "--drain-s", 60) as server:
         kept, probe = [server.connect() for _ in range(2)]
         clients += [kept, probe]
         for client in (kept, probe):
@@ -116,7 +116,8 @@ def test_what_was_accepted_is_answered_as_is_half_a_body(entities_bundle: Path, 
 
 
 def test_a_model_that_does_not_answer_does_not_keep_it(entities_bundle: Path, clients: list[socket.socket]) -> None:
-    with serving(entities_bundle, "--drain-s", 0.5) as server:
+    leaving = {f"serve.http.connections.server.{name}": 0.5 for name in ("CUT_OFF_S", "LEAVE_S")}
+    with serving(entities_bundle, "--drain-s", 0.5, constants=leaving) as server:
         (process,) = server.processes()
         with server.held():
             client = server.connect()

@@ -123,7 +123,9 @@ def test_a_process_that_comes_late_refuses_work_until_it_is_in_time_again() -> N
 
 
 def test_a_server_that_is_behind_refuses_work_unread_and_still_says_how_it_is(entities_bundle: Path) -> None:
-    with serving(entities_bundle, behind_s=-1) as server:  # later than that it always is
+    with serving(
+        entities_bundle, constants={"serve.http.connections.limits.BEHIND_S": -1.0}
+    ) as server:  # later than that it always is
         for _ in range(2):
             refused = server.post(ENTITIES, json={"text": "paris"})
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")

@@ -66,7 +66,7 @@ def server(entities_bundle: Path, folder: Path) -> Iterator[Server]:
     """HTTPS with a key that a password locks, for three connections; on a busy machine a handshake takes its time."""
     files = ["--tls-cert", folder / "server.pem", "--tls-key", folder / "locked.key"]
     locked = {"STILLROOM_TLS_PASSWORD": PASSWORD}
-    limits = ["--head-s", 5, "--connections", 3]
+    limits = ["--head-s", 3, "--connections", 3]
     with serving(entities_bundle, *files, *limits, environment=locked, said="https://", ready=False) as server:
         yield server
 
@@ -80,13 +80,16 @@ def ready(server: Server, context: ssl.SSLContext) -> bool:
 
 
 @contextmanager
-def reloadable(bundle: Path, folder: Path, tmp_path: Path) -> Iterator[tuple[Server, Path]]:
-    """A ready server whose certificate, key and keys of clients a test replaces; and the file of the latter."""
+def reloadable(bundle: Path, folder: Path, tmp_path: Path, *, read_s: float = 60.0) -> Iterator[tuple[Server, Path]]:
+    """A ready server whose certificate, key and keys of clients a test replaces, and the file of the latter.
+
+    It gives up reading one of them again after `read_s`.
+    """
     put(folder, "server", tmp_path)
     keys = tmp_path / "keys"
     keys.write_text(f"alice:{'a' * 32}\n")
     files = ["--tls-cert", tmp_path / "now.pem", "--tls-key", tmp_path / "now.key", "--keys", keys]
-    with serving(bundle, *files, said="https://", ready=False) as server:
+    with serving(bundle, *files, said="https://", ready=False, constants={"serve.http.app.READ_S": read_s}) as server:
         trusting = ssl.create_default_context(cafile=folder / "ca.pem")
         until(lambda: ready(server, trusting))
         yield server, keys
@@ -180,7 +183,7 @@ def test_files_that_hang_delay_no_answer_and_no_other_file_and_undo_nothing_late
     entities_bundle: Path, folder: Path, trusting: ssl.SSLContext, tmp_path: Path
 ) -> None:
     key = tmp_path / "now.key"
-    with reloadable(entities_bundle, folder, tmp_path) as (server, keys):
+    with reloadable(entities_bundle, folder, tmp_path, read_s=3.0) as (server, keys):
         key.unlink()
         os.mkfifo(key)
         hangup(server)

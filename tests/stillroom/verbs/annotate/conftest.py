@@ -23,4 +23,4 @@ def relations(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="package")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Finds cities, and takes some milliseconds for a row."""
-    return write_bundle(tmp_path_factory.mktemp("bundles") / "slow", city_table(), layers=60)
+    return write_bundle(tmp_path_factory.mktemp("bundles") / "slow", city_table(), layers=24)

@@ -71,9 +71,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     patched.undo()
 
 
+@pytest.mark.slow
 def test_the_parts_are_those_of_one_machine_though_an_actor_is_killed(slow: Path, cluster: str, tmp_path: Path) -> None:
     write_inputs(tmp_path / "in")
-    (tmp_path / "in" / "many.txt").write_text(("fly to rome please " * 8 + "\n") * 200)
+    (tmp_path / "in" / "many.txt").write_text(("fly to rome please " * 8 + "\n") * 600)
     annotate_files(settings_of(slow, tmp_path / "in", tmp_path / "local", part_rows=20))
     out, killed = tmp_path / "out", []
 
@@ -94,7 +95,7 @@ def test_the_parts_are_those_of_one_machine_though_an_actor_is_killed(slow: Path
     document = annotate_files(settings_of(slow, tmp_path / "in", out, part_rows=20, processes=2, ray=cluster))
     killing.join()
     assert killed
-    assert (document["ray"], document["processes"], document["rows"]) == (cluster, 2, 430)
+    assert (document["ray"], document["processes"], document["rows"]) == (cluster, 2, 830)
     assert digests(out) == digests(tmp_path / "local")
     manifest = json.loads((out / MANIFEST).read_bytes())
     assert manifest["complete"]
@@ -217,7 +218,7 @@ def test_a_cluster_that_cannot_do_the_work_is_refused_at_once(
 
 
 def test_a_local_cluster_is_on_loopback_and_ends_with_the_command(slow: Path, tmp_path: Path) -> None:
-    (tmp_path / "in.txt").write_text(("fly to rome please " * 8 + "\n") * 100)
+    (tmp_path / "in.txt").write_text(("fly to rome please " * 8 + "\n") * 300)
     command = [sys.executable, "-m", "stillroom", "annotate", str(slow), "--ray", "local", "--json", "--processes", "1"]
     command += ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out"), "--part-rows", "20"]
     environment = os.environ | {"HOME": str(tmp_path)}  # where Ray keeps the token of the cluster
@@ -236,5 +237,7 @@ def test_a_local_cluster_is_on_loopback_and_ends_with_the_command(slow: Path, tm
     assert listening
     assert {ip for ip in listening if not ip.removeprefix("::ffff:").startswith("127.") and ip != "::1"} == set()
     assert driver.returncode == 0, told
-    assert json.loads(said)["rows"] == 100
+    assert json.loads(said)["rows"] == 300
+    annotate_files(settings_of(slow, tmp_path / "in.txt", tmp_path / "alone", part_rows=20))
+    assert digests(tmp_path / "out") == digests(tmp_path / "alone")
     assert not psutil.wait_procs(processes, timeout=PATIENCE_S)[1]

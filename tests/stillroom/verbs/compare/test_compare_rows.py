@@ -104,13 +104,6 @@ def test_rates_are_shares_of_the_last_stages_own_unless_given(opened: Any) -> No
     assert link.stages[0] == links[0].stages[0]
 
 
-def test_a_folder_that_cannot_be_made_is_one_message_before_any_training(given: Given, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(BadInput, match=r"--out .* cannot be created: .*file is not a folder"):
-        compare(**vars(given(out=str(tmp_path / "file" / "out"))))
-    assert (tmp_path / "file").read_text() == "not a folder"
-
-
 def test_every_method_that_cannot_work_is_told_at_once(given: Given, tmp_path: Path) -> None:
     # What a kill left of a page under way is no other thing.
     (tmp_path / "out").mkdir()
