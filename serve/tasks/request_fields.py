@@ -1,12 +1,15 @@
 """Fields that requests of several endpoints have, and the options in a request."""
 
 import dataclasses
+import functools
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from serve.text.answers import AnswerOptions, OffsetUnit
+
+DEFAULT_OPTIONS = AnswerOptions()
 
 # Each description is also the end of an error message: "top_k: ...; give a whole number from 1, ...".
 # A field that may be left out may also be null, which is the same.
@@ -47,6 +50,7 @@ Abstain = Annotated[
 ]
 
 
+@functools.cache
 def options_of(kind: type[msgspec.Struct]) -> list[str]:
     """The fields of a request that are fields of `AnswerOptions`."""
     return [field.name for field in dataclasses.fields(AnswerOptions) if field.name in kind.__struct_fields__]
@@ -54,5 +58,5 @@ def options_of(kind: type[msgspec.Struct]) -> list[str]:
 
 def answer_options(asked: msgspec.Struct) -> AnswerOptions:
     """The options in a request; null is the default. BadInput for a value out of range."""
-    given = {name: getattr(asked, name) for name in options_of(type(asked))}
-    return AnswerOptions(**{name: value for name, value in given.items() if value is not None})
+    given = {name: value for name in options_of(type(asked)) if (value := getattr(asked, name)) is not None}
+    return AnswerOptions(**given) if given else DEFAULT_OPTIONS
