@@ -1,7 +1,7 @@
 """Fields that requests of several endpoints have, and the options in a request."""
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -27,7 +27,10 @@ Truncate = Annotated[
         description="true or false (default): true cuts a text longer than the model instead of reading it in windows"
     ),
 ]
-Direction = Annotated[Literal["right", "Right"] | None, Meta(description='"right", the end at which a text is cut')]
+# No enum: generators of clients write Right and right alike.
+Direction = Annotated[
+    Annotated[str, Meta(pattern="^[Rr]ight$")] | None, Meta(description='"right", the end at which a text is cut')
+]
 TopK = Annotated[
     int | None,
     Meta(
