@@ -6,6 +6,7 @@ checks a running server against it. The page has no script and loads nothing.
 
 import base64
 import hashlib
+import inspect
 import json
 import re
 from collections.abc import Mapping
@@ -136,6 +137,12 @@ OPTION_SCHEMAS: dict[str, Schema] = {
     if option.at_least is not None
 }
 
+TAGS = {
+    "answers": "Answers of models to texts, and the list of models",
+    "forms": "The same answers in the forms of Hugging Face and of text-embeddings-inference (TEI)",
+    "server": "The state of the server, and pages about it",
+}
+
 # The requests, and the tasks of the models that answer each.
 TASKS_OF = {request: form.tasks for form in FORMS for request in form.endpoint.requests}
 
@@ -164,29 +171,53 @@ def openapi(models: Mapping[str, Manifest], limits: Limits) -> dict[str, object]
         paths[endpoint.path] = {
             "post": {
                 "summary": endpoint.summary,
+                "description": _words(endpoint.requests[0]),
                 "operationId": endpoint.operation,
                 "requestBody": {"required": True, "content": content},
                 "responses": {"200": {"description": "answers", "content": _json(reference[endpoint.response])}},
                 "x-errors": {**BODY_ERRORS, **MODEL_ERRORS},
             }
         }
+    text: Schema = {"schema": {"type": "string"}}
     of_server: dict[str, Schema] = {
-        "/v1/models": _get("List the models", "models", _json(reference[ModelsResponse])),
-        "/v1/models/{name}": _get("Find a model", "model", _json(reference[OpenaiModel])),
-        "/info": _get("Describe the first model, in TEI's form", "info", _json({"type": "object"}), NO_MODEL),
-        "/healthz": _get("Check that the server runs", "healthz", state),
-        "/readyz": _get("Check that every model can answer", "readyz", state, {"503": "some model cannot answer now"}),
-        "/metrics": _get(
-            "Metrics in Prometheus's text format", "metrics", {"text/plain": {"schema": {"type": "string"}}}
+        "/v1/models": _get("List the models", _words(ModelsResponse), "models", _json(reference[ModelsResponse])),
+        "/v1/models/{name}": _get("Find a model", _words(OpenaiModel), "model", _json(reference[OpenaiModel])),
+        "/info": _get(
+            "Describe the first model, in TEI's form",
+            "Its type, limits and version.",
+            "info",
+            _json({"type": "object"}),
+            NO_MODEL,
         ),
-        "/openapi.json": _get("This document", "openapi", _json({"type": "object"})),
-        "/docs": _get("This document as a web page", "docs", {"text/html": {"schema": {"type": "string"}}}),
-        "/": _get("A page to try the models on", "page", {"text/html": {"schema": {"type": "string"}}}),
+        "/healthz": _get("Check that the server runs", "200 while its process answers.", "healthz", state),
+        "/readyz": _get(
+            "Check that every model can answer",
+            "200 when requests may be sent.",
+            "readyz",
+            state,
+            {"503": "some model cannot answer now"},
+        ),
+        "/metrics": _get(
+            "Give metrics",
+            "Requests, latencies and models in Prometheus's text format.",
+            "metrics",
+            {"text/plain": text},
+        ),
+        "/openapi.json": _get(
+            "Give this document",
+            "It describes the models and limits of this server.",
+            "openapi",
+            _json({"type": "object"}),
+        ),
+        "/docs": _get("Show this document", "A web page that loads nothing.", "docs", {"text/html": text}),
+        "/": _get("Try the models", "A web page with a form for texts.", "page", {"text/html": text}),
     }
     for path, methods in of_server.items():
         paths.setdefault(path, {}).update(methods)
     for path, methods in paths.items():
-        for operation in methods.values():
+        for method, operation in methods.items():
+            of_others = path == "/info" or (method == "post" and MESSAGE_ALONE.fullmatch(path))
+            operation["tags"] = ["answers" if path.startswith("/v1/") else "forms" if of_others else "server"]
             _complete(
                 path,
                 next(iter(models)),
@@ -195,7 +226,14 @@ def openapi(models: Mapping[str, Manifest], limits: Limits) -> dict[str, object]
             )
     return {
         "openapi": "3.1.0",
-        "info": {"title": "stillroom", "version": program_version()},
+        "info": {
+            "title": "stillroom",
+            "version": program_version(),
+            "description": "Answers of small text encoders: entities, classes, numbers, answers to questions, vectors",
+            "license": {"name": "Apache 2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/", "description": "the server that sent this document"}],
+        "tags": [{"name": name, "description": words} for name, words in TAGS.items()],
         "paths": paths,
         # The protocol has a description of its own.
         "externalDocs": {
@@ -238,9 +276,16 @@ def _limit(schemas: Mapping[str, Schema], models: Mapping[str, Manifest], limits
     schemas["RelationItem"]["properties"]["text"]["maxLength"] = limits.text_characters
 
 
-def _get(summary: str, name: str, content: Schema, errors: dict[str, str] | None = None) -> Schema:
-    responses = {"200": {"description": summary, "content": content}}
-    return {"get": {"summary": summary, "operationId": name, "responses": responses, "x-errors": errors or {}}}
+def _words(kind: type) -> str:
+    """What the docstring of `kind` says."""
+    return inspect.getdoc(kind) or ""
+
+
+def _get(summary: str, words: str, name: str, content: Schema, errors: dict[str, str] | None = None) -> Schema:
+    about = {"summary": summary, "description": words, "operationId": name}
+    return {
+        "get": {**about, "responses": {"200": {"description": summary, "content": content}}, "x-errors": errors or {}}
+    }
 
 
 def _complete(path: str, model: str, operation: Schema, error: Schema) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -30,7 +30,10 @@ Truncate = Annotated[
         description="true or false (default): true cuts a text longer than the model instead of reading it in windows"
     ),
 ]
-Direction = Annotated[Literal["right", "Right"] | None, Meta(description='"right", the end at which a text is cut')]
+# No enum: generators of clients write Right and right alike.
+Direction = Annotated[
+    Annotated[str, Meta(pattern="^[Rr]ight$")] | None, Meta(description='"right", the end at which a text is cut')
+]
 TopK = Annotated[
     int | None,
     Meta(

@@ -9,7 +9,7 @@ import yaml
 from repository import ROOT
 
 DEPLOY = ROOT / "deploy"
-KUBERNETES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+KUBERNETES = sorted(set((DEPLOY / "kubernetes").glob("*.yaml")) - {DEPLOY / "kubernetes" / "kustomization.yaml"})
 KSERVE = sorted((DEPLOY / "kserve").glob("*.yaml"))
 
 

@@ -1,13 +1,18 @@
 """What stands in `deploy/` is true of the program, and its files agree with each other."""
 
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from deploy_files import (
     DEPLOY,
+    KUBERNETES,
     ROOT,
     container,
     dockerfile,
@@ -16,6 +21,7 @@ from deploy_files import (
     server_commands,
     unit,
 )
+from server_process import serving, until
 
 from serve.http.app import create_app
 from serve.http.connections.server import CUT_OFF_S, LEAVE_S
@@ -65,15 +71,102 @@ def test_a_probe_asks_an_endpoint_on_the_port_that_listens(place: str, probe: st
     assert port["containerPort"] == given(server_commands()[place])["port"]
 
 
-def test_the_health_check_asks_an_endpoint_on_the_image_s_port(paths: set[str]) -> None:
-    code = image_health_check()[-1]
-    port = given(server_commands()["Dockerfile"])["port"]
-    (asked_port,) = re.findall(r"'127\.0\.0\.1', (\d+)", code)
-    (asked_path,) = re.findall(r"'GET', '([^']+)'", code)
-    assert int(asked_port) == port == int(dockerfile()["EXPOSE"][0])
-    assert asked_path in paths
-    # Builders of OCI images drop the image's own, so compose repeats it.
+def test_compose_repeats_the_health_check_of_the_image() -> None:
+    """Builders of OCI images drop the image's own."""
+    assert int(dockerfile()["EXPOSE"][0]) == given(server_commands()["Dockerfile"])["port"]
     assert read("compose.yaml")["services"]["stillroom"]["healthcheck"]["test"] == ["CMD", *image_health_check()]
+
+
+@pytest.mark.parametrize("options", [[], ["--tls-cert"], ["--tls-cert", "--tls-client-ca"]], ids="-".join)
+def test_the_health_check_finds_the_server_of_its_container_with_any_port_and_tls(
+    served_bundle: Path, options: list[str], tmp_path: Path
+) -> None:
+    pem = tmp_path / "server.pem"
+    if options:
+        openssl = shutil.which("openssl") or pytest.skip("makes its certificate with openssl")
+        make = [
+            openssl,
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-subj",
+            "/CN=elsewhere",
+            "-keyout",
+            pem,
+            "-out",
+        ]
+        subprocess.run([*make, tmp_path / "chain.pem"], check=True, capture_output=True)
+        pem.write_bytes(pem.read_bytes() + (tmp_path / "chain.pem").read_bytes())
+    tls = [str(part) for option in options for part in (option, pem)]
+    with serving(served_bundle, *tls, said="https://" if tls else "http://", ready=False) as running:
+        command = tmp_path / "cmdline"  # as Linux shows that of a process
+
+        def healthy(port: str) -> bool:
+            command.write_text("\0".join(["stillroom", "serve", *tls, "--port", port, ""]), encoding="utf-8")
+            return subprocess.run([sys.executable, *image_health_check()[1:], command], check=False).returncode == 0
+
+        until(lambda: healthy(running.url.rpartition(":")[2]))
+        assert not healthy("1")
+
+
+def test_the_alarms_of_the_page_are_those_of_the_file() -> None:
+    page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"^### Alarms\n.*?\n\|---.*?\n(.*?)\n\n", page, re.DOTALL | re.MULTILINE)
+    (refused,) = re.findall(r"^# Share of requests refused.*?\n(.*?)\n\n", page, re.DOTALL | re.MULTILINE)
+    shown = []
+    for line in table.splitlines():
+        condition, lasts, _ = (cell.strip() for cell in line.strip("|").split("|"))
+        expression = re.match(r"`(.*?)`", condition)
+        assert expression or "share of requests refused" in condition
+        shown.append(
+            (
+                expression[1] if expression else f"{refused} > 0.01",
+                lasts.removesuffix("minutes").removesuffix("minute").strip(),
+            )
+        )
+    (group,) = read("monitoring/alarms.yml")["groups"]
+    rules = [(rule["expr"], rule.get("for", "").removesuffix("m")) for rule in group["rules"]]
+    assert [("".join(expression.split()), lasts) for expression, lasts in shown] == [
+        ("".join(expression.split()), lasts) for expression, lasts in rules
+    ]
+    assert all(rule["annotations"]["summary"] for rule in group["rules"])
+    assert read("prometheus.yml")["rule_files"] == ["alarms.yml"]
+
+
+def test_kustomize_makes_what_the_files_say_and_the_variant_takes_a_bundle_from_a_url() -> None:
+    kubectl = shutil.which("kubectl")
+    if not kubectl:
+        pytest.skip("there is no kubectl")
+
+    def made(folder: str) -> dict[str, Any]:
+        text = subprocess.run([kubectl, "kustomize", DEPLOY / folder], capture_output=True, check=True).stdout
+        return {each["kind"]: each for each in yaml.safe_load_all(text)}
+
+    plain, remote = made("kubernetes"), made("remote-bundle")
+    assert plain == {each["kind"]: each for each in map(yaml.safe_load, (file.read_text() for file in KUBERNETES))}
+    pod = remote["Deployment"]["spec"]["template"]["spec"]
+    (server,) = pod["containers"]
+    entry = server_commands()["Dockerfile"][:-1]
+    (bundle,) = given(entry + server["args"])["bundles"]  # type: ignore[misc]
+    assert str(bundle).startswith("https://")
+    (mount,), (volume,) = server["volumeMounts"], pod["volumes"]
+    assert (mount["name"], {"name": "STILLROOM_CACHE", "value": mount["mountPath"]}) == (
+        volume["name"],
+        server["env"][0],
+    )
+    assert remote["NetworkPolicy"]["spec"]["egress"]
+
+
+def test_the_pod_monitor_scrapes_the_pods(paths: set[str]) -> None:
+    monitor, pod = read("monitoring/pod-monitor.yaml")["spec"], read("kubernetes/deployment.yaml")["spec"]["template"]
+    assert monitor["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    assert endpoint["path"] in paths
+    assert endpoint["port"] in [port["name"] for port in container("kubernetes/deployment.yaml")["ports"]]
+    # Alarms ask for this job.
+    assert pod["metadata"]["labels"][monitor["jobLabel"]] == "stillroom"
 
 
 def test_what_is_published_scraped_and_let_in_is_the_port_that_listens(paths: set[str]) -> None:

@@ -160,7 +160,7 @@ FORMS = tuple(
             operation,
             summary,
             (InferenceRequest,),
-            list[Any] | dict[str, Any],
+            list[float | dict[str, Any] | list[float | dict[str, Any]]] | dict[str, Any],
             {"inputs": ["fly to Rome", "Ms Keller moved to Graz"]},
         ),
         TASKS,

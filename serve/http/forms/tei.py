@@ -4,7 +4,7 @@ https://huggingface.github.io/text-embeddings-inference/
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import msgspec
 import numpy as np
@@ -51,7 +51,7 @@ class PredictRequest(TeiRequest, forbid_unknown_fields=True, kw_only=True):
             description="a string; a list of two strings, a pair; or a list of lists of a string or two, one for each text"
         ),
     ]
-    raw_scores: Annotated[Literal[False] | None, Meta(description="false; /v2 gives logits")] = False
+    raw_scores: Annotated[bool | None, Meta(description="false; /v2 gives logits")] = False
 
 
 class RerankRequest(TeiRequest, forbid_unknown_fields=True, kw_only=True):
@@ -100,6 +100,8 @@ def _is_batch(inputs: str | list[str | list[str]]) -> bool:
 
 
 def _predict_works(asked: PredictRequest, model: ServedModel, limits: Limits) -> list[TextWork]:
+    if asked.raw_scores:
+        raise BadInput("raw_scores is true; leave it out: /v2 gives logits", field="raw_scores")
     items: list[Any] = list(asked.inputs) if _is_batch(asked.inputs) else [asked.inputs]
     items = [[item] if isinstance(item, str) else item for item in items]
     if wrong := next((item for item in items if len(item) not in {1, 2}), None):

@@ -101,6 +101,6 @@ VERB = Verb(
         "stillroom annotate ner.bundle --input tickets.jsonl --output answers.jsonl",
         "zcat texts.gz | stillroom annotate ner.bundle --input - --format txt \\\n      --output - --min-score 0.5",
         "stillroom annotate ner.bundle --input 'tickets/*.parquet' --output answers/",
-        "stillroom annotate ner.bundle --input s3://in/tickets \\\n      --output s3://out/answers --ray 10.0.0.1:6379",
+        "stillroom annotate ner.bundle --input s3://my-texts/tickets \\\n      --output s3://my-answers/tickets --ray 10.0.0.1:6379",
     ),
 )

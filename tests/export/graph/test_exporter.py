@@ -7,12 +7,14 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from small_checkpoints import FAMILIES, MAX_LENGTH, TAGS, Exported, write_checkpoint
+from small_checkpoints import FAMILIES, MAX_LENGTH, TAGS, Exported, farthest, needs_openvino, write_checkpoint
 
 from export.graph.exporter import export_graph
 from export.graph.fusions import operators_of
 from export.validation.parity import graph_parity
 from serve.errors import BadInput
+from serve.model.session import Session
+from serve.text.tokenizer import load_tokenizer
 
 OTHER_HEADS = [
     pytest.param("bert", "SequenceClassification", id="bert-texts", marks=pytest.mark.slow),
@@ -51,6 +53,15 @@ def test_a_graph_that_answers_questions_has_the_ends_of_answers_by_the_names_tha
     start, end, logits = session.run(None, inputs)
     assert start.shape == (3, 7)
     np.testing.assert_array_equal(np.stack([start, end], axis=-1), logits)
+
+
+@needs_openvino
+def test_openvino_finds_the_logits_that_it_calls_by_the_name_of_what_they_are_made_of(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", head="QuestionAnswering", labels=2)
+    export_graph(checkpoint, tmp_path / "model.onnx", MAX_LENGTH)
+    rows = load_tokenizer(checkpoint, MAX_LENGTH).encode_batch(["book a table in rome", "fly to new york"])
+    theirs, ours = (Session(tmp_path / "model.onnx", 1, runtime).run(rows) for runtime in ("onnxruntime", "openvino"))
+    assert farthest(theirs, ours) < 1e-4
 
 
 def test_the_description_is_that_of_the_checkpoint_and_the_graph(bert: Exported) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import psutil
 import pytest
@@ -27,6 +28,18 @@ INPUTS = {"input_ids": INPUT_IDS, "attention_mask": np.ones_like(INPUT_IDS), "to
 def test_onnxruntime_answers_with_the_inputs_that_the_graph_takes(onnx_candidate: Candidate) -> None:
     expected = np.log(INPUT_IDS.mean(axis=1, keepdims=True))
     np.testing.assert_allclose(load(onnx_candidate)(INPUTS), expected, rtol=1e-6)
+
+
+def test_the_logits_are_read_where_a_graph_has_another_output_before_them(
+    onnx_candidate: Candidate, tmp_path: Path
+) -> None:
+    model = onnx.load(onnx_candidate.path)
+    logits = onnx.ValueInfoProto.FromString(model.graph.output[0].SerializeToString())
+    del model.graph.output[:]
+    model.graph.output.extend([onnx.helper.make_tensor_value_info("mean", onnx.TensorProto.FLOAT, None), logits])
+    onnx.save(model, tmp_path / "model.onnx")
+    expected = np.log(INPUT_IDS.mean(axis=1, keepdims=True))
+    np.testing.assert_allclose(load(replace(onnx_candidate, path=tmp_path / "model.onnx"))(INPUTS), expected, rtol=1e-6)
 
 
 def test_onnxruntime_gets_the_threads_that_the_candidate_has(onnx_candidate: Candidate) -> None:

@@ -1,7 +1,9 @@
 """The OpenAPI document is true of the server, and the page made of it shows it all."""
 
 import json
+import os
 import re
+import subprocess
 from collections.abc import Iterator
 from html import unescape
 from importlib.metadata import PackageNotFoundError
@@ -50,6 +52,38 @@ def test_the_document_knows_the_models_and_the_limits_of_its_server(url: str) ->
     assert set(classify["responses"]) == {"200", *refusals, "500", "503", "504"}
     assert "X-Request-Id" in classify["responses"]["200"]["headers"]
     assert "Retry-After" in classify["responses"]["429"]["headers"]
+
+
+def test_each_operation_is_described_and_has_a_tag_and_the_server_is_where_the_document_is(url: str) -> None:
+    document = HTTP.get(f"{url}/openapi.json").json()
+    assert document["servers"] == [{"url": "/", "description": "the server that sent this document"}]
+    tags = [tag["name"] for tag in document["tags"]]
+    operations = [operation for methods in document["paths"].values() for operation in methods.values()]
+    assert {tag for operation in operations for tag in operation["tags"]} == set(tags)
+    for operation in operations:
+        assert len(operation["tags"]) == 1
+        assert operation["description"].endswith(".")
+        assert operation["description"].rstrip(".") != operation["summary"]
+    assert document["info"]["description"]
+    for schema in document["components"]["schemas"].values():  # a client that is made from it asks other servers too
+        assert "enum" not in schema.get("properties", {}).get("model", {})
+
+
+# Folders in whose node_modules the linters are: npm install --prefix FOLDER @redocly/cli @stoplight/spectral-cli
+LINTERS = os.environ.get("STILLROOM_LINTERS")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not LINTERS, reason="STILLROOM_LINTERS is not set")
+@pytest.mark.parametrize("linter", [["redocly", "lint"], ["spectral", "lint", "--ruleset", "rules.yaml"]])
+def test_linters_find_no_error_in_the_document(url: str, linter: list[str], tmp_path: Path) -> None:
+    (tmp_path / "rules.yaml").write_text('extends: ["spectral:oas"]\n')
+    (tmp_path / "openapi.json").write_text(HTTP.get(f"{url}/openapi.json").text)
+    program = Path(str(LINTERS)) / "node_modules" / ".bin" / linter[0]
+    ended = subprocess.run(
+        [program, *linter[1:], "openapi.json"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 def test_document_and_page_are_built_once_for_the_models_that_are_served(

@@ -216,7 +216,9 @@ def test_a_client_of_http2_is_told_in_its_protocol_to_use_http_1_1(server: Serve
             answer += part
     assert answer.startswith(EMPTY_SETTINGS)
     head, words = answer[9:26], answer[26:]
-    assert head == (8 + len(words)).to_bytes(3) + b"\7\0\0\0\0\0" + bytes(4) + b"\0\0\0\x0d"  # GOAWAY, HTTP_1_1_REQUIRED
+    assert (
+        head == (8 + len(words)).to_bytes(3) + b"\7\0\0\0\0\0" + bytes(4) + b"\0\0\0\x0d"
+    )  # GOAWAY, HTTP_1_1_REQUIRED
     assert b"HTTP/1.1" in words
 
 
