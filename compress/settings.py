@@ -41,7 +41,7 @@ COLUMNS = "Names in the data"
 SHAPES = f"A name such as 3x384 (layers x width), or {FORM}; activation=relu may follow."
 OWN_SHAPE = f"{USUAL_STUDENT}, or that of the checkpoint in --start"
 ALL_CORES = "all that this process may use"
-TAKEN = "what the model takes, at most 512"
+TAKEN = "what the model takes, at most 512 or what it was trained on here"
 TEACHER_LABELS = (
     "File of a teacher's answers to texts (docs/labelling.md), learned as soft labels; texts that the data lacks are read too. "
     "`stillroom label` writes such files."
@@ -171,7 +171,7 @@ class FineTunedTeacher(HubModel, TrainingMachine):
         0,
         help="Longest text in tokens, up to what the model takes and 2,048. Memory grows with its square.",
         at_least=0,
-        shown="what the teacher takes, at most 512",
+        shown="what the teacher takes, at most 512 or what it was trained on here",
     )
     teacher_epochs: int | None = setting(
         None, help="Epochs of fine-tuning the teacher, at most.", at_least=1, at_most=1_000_000,
