@@ -12,17 +12,18 @@ from serve.options import Settings, again, setting
 
 VECTORS = "feature-extraction"
 LABELLED_TASKS = tuple(task for task in get_args(TaskName) if task != VECTORS)  # those that labels teach
-# Methods that need plain text alone, in the order of docs/reference/methods.md; the last four are ablations.
+# Methods that need plain text alone, in the order of docs/reference/methods.md; the last six are ablations.
 TextMethod = Literal[
     "minilmv2", "minilm", "directminilm", "hidden-states", "output-distribution", "sentence-vectors", "tinybert-general",
     "distilbert", "mlm-kd", "mlm",
     "minilm-no-value-relation", "minilm-value-mse", "minilm-hidden-relation", "minilm-layer-to-layer",
+    "directminilm-orthogonal", "directminilm-products",
 ]  # fmt: skip
 TEXT_METHODS: tuple[str, ...] = get_args(TextMethod)
 # Methods that need a task, or a task and plain text.
 TASK_METHODS = (
     "soft-labels", "labels", "tinybert", "xtremedistil", "xtremedistil-printed", "xtremedistil-transfer", "xtremedistil-no-freezing",
-    "xtremedistil-no-attention",
+    "xtremedistil-no-attention", "xtremedistil-last-layer",
 )  # fmt: skip
 AUTO = "auto"
 STARTS = ("spread", "alternate", "first", "last", "layer-map", "random")  # or a checkpoint
