@@ -66,7 +66,7 @@ def select(settings: Selecting, notify: Notify = silent) -> dict[str, Any]:
     )
     faults.messages += rule_faults(settings)
     model = faults.check(lambda: _model(settings, splits))
-    faults.check(lambda: _check_out(out))
+    faults.check(lambda: _check_out(out, settings.bank))
     faults.raise_if_any()
     assert splits
     assert encoder
@@ -159,8 +159,8 @@ def _bank(path: str, task: Task, columns: Columns, *, pairs: bool) -> list[Examp
     return found
 
 
-def _check_out(out: Path) -> None:
-    if output(out, endings=JSON_LINES).exists():
+def _check_out(out: Path, bank: Sequence[str]) -> None:
+    if output(out, endings=JSON_LINES, inputs=bank).exists():
         raise BadInput(f"--out {out} already exists; it was not changed. Give another file, or remove it.")
 
 

@@ -12,17 +12,18 @@ from serve.options import Settings, again, setting
 
 VECTORS = "feature-extraction"
 LABELLED_TASKS = tuple(task for task in get_args(TaskName) if task != VECTORS)  # those that labels teach
-# Methods that need plain text alone, in the order of docs/reference/methods.md; the last four are ablations.
+# Methods that need plain text alone, in the order of docs/reference/methods.md; the last six are ablations.
 TextMethod = Literal[
     "minilmv2", "minilm", "directminilm", "hidden-states", "output-distribution", "sentence-vectors", "tinybert-general",
     "distilbert", "mlm-kd", "mlm",
     "minilm-no-value-relation", "minilm-value-mse", "minilm-hidden-relation", "minilm-layer-to-layer",
+    "directminilm-orthogonal", "directminilm-products",
 ]  # fmt: skip
 TEXT_METHODS: tuple[str, ...] = get_args(TextMethod)
 # Methods that need a task, or a task and plain text.
 TASK_METHODS = (
     "soft-labels", "labels", "tinybert", "xtremedistil", "xtremedistil-printed", "xtremedistil-transfer", "xtremedistil-no-freezing",
-    "xtremedistil-no-attention",
+    "xtremedistil-no-attention", "xtremedistil-last-layer",
 )  # fmt: skip
 AUTO = "auto"
 STARTS = ("spread", "alternate", "first", "last", "layer-map", "random")  # or a checkpoint
@@ -41,7 +42,7 @@ COLUMNS = "Names in the data"
 SHAPES = f"A name such as 3x384 (layers x width), or {FORM}; activation=relu may follow."
 OWN_SHAPE = f"{USUAL_STUDENT}, or that of the checkpoint in --start"
 ALL_CORES = "all that this process may use"
-TAKEN = "what the model takes, at most 512"
+TAKEN = "what the model takes, at most 512 or what it was trained on here"
 TEACHER_LABELS = (
     "File of a teacher's answers to texts (docs/labelling.md), learned as soft labels; texts that the data lacks are read too. "
     "`stillroom label` writes such files."
@@ -171,7 +172,7 @@ class FineTunedTeacher(HubModel, TrainingMachine):
         0,
         help="Longest text in tokens, up to what the model takes and 2,048. Memory grows with its square.",
         at_least=0,
-        shown="what the teacher takes, at most 512",
+        shown="what the teacher takes, at most 512 or what it was trained on here",
     )
     teacher_epochs: int | None = setting(
         None, help="Epochs of fine-tuning the teacher, at most.", at_least=1, at_most=1_000_000,

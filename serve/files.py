@@ -8,7 +8,7 @@ import os
 import select
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
@@ -32,7 +32,12 @@ RESUME = "Make room, and give the same command again to resume"
 
 
 def output(
-    given: Path | str, flag: str = "--out", *, endings: Collection[str] | None = None, beside: bool = True
+    given: Path | str,
+    flag: str = "--out",
+    *,
+    endings: Collection[str] | None = None,
+    beside: bool = True,
+    inputs: Iterable[Path | str] = (),
 ) -> Path:
     """The absolute path of what will be written at `given`, checked before anything else is done. Nothing is left there.
 
@@ -41,6 +46,7 @@ def output(
         flag: what messages call it.
         endings: those of a file, one of which it needs; None: it is a folder.
         beside: whether more is written beside a folder that is there.
+        inputs: files that are read for it.
 
     Raises:
         BadInput: it is the other of the two, has an ending that says so or is not written, or this user may not write it.
@@ -53,6 +59,8 @@ def output(
         fault = f"is a link to {os.readlink(path)}, which is not there"
     elif os.path.exists(path) and not (os.path.isdir(path) if folder else os.path.isfile(path)):
         fault = "already exists and is not a folder" if folder else "already exists and is not a file"
+    elif any(os.path.exists(each) and os.path.exists(path) and os.path.samefile(each, path) for each in inputs):
+        fault = "is the input file"
     elif folder and ending in FILE_ENDINGS and not os.path.exists(path):
         fault = f"ends in {ending} like a file, and a folder is written"
     elif not os.path.isdir(above):

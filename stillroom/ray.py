@@ -155,7 +155,7 @@ def app_builder(
         settle_threads(settings.threads or 1)
         access = Access(read_keys(settings.keys), Origins(settings.allow_origin), open_metrics=settings.open_metrics)
         # A replica that replaces another serves what the others do, though a URL may have a new bundle by now.
-        app = create_app(bundles, settings, access, known=digests.values())
+        app = create_app(bundles, settings, access, known=digests)
         service: Service = app.state.service
         found = {name: model.manifest.digest for name, model in service.models.items()}
         if changed := [name for name in digests if found.get(name) != digests[name]]:

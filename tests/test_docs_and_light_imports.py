@@ -2,9 +2,11 @@
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from repository import ROOT
@@ -191,3 +193,128 @@ def test_the_calls_of_verbs_in_the_docs_have_settings_that_exist() -> None:
             } - kind.__dataclass_fields__.keys()  # no settings
             assert make(kind, {name: values[name] for name in values.keys() - arguments}), page
     assert seen >= {"run", "finetune", "label", "export", "evaluate", "explain", "profile"}
+
+
+# What stands in prose for a value, and the value of a flag that prose names without one.
+STAND_INS = {
+    "FILE": "texts.txt", "NAME": "minilmv2", "M": "minilmv2", "BODY": "teacher", "T": "teacher", "TEACHER": "teacher",
+    "MODEL": "classifier", "CHECKPOINT": "classifier", "BUNDLE": "my-bundle", "my.bundle": "my-bundle", "DATA": "data", "D": "data",
+    "B": "OUT", "FOLDER": "OUT.cache", "URL": "STORE", "30": "0",  # the seconds of timing an export
+    "--teacher": "classifier", "--unlabelled": "texts.txt", "--vocabulary-size": "150", "--checkpoint-seconds": "60", "--tokens": "16",
+    "--batch": "16", "--input": "texts.txt", "--name": "tagger", "--uncertain": "5", "--model": "teacher", "--method": "minilmv2",
+    "--layer-map": "spread",
+}  # fmt: skip
+# What a command of prose leaves out, by its verb or one of its words: small inputs, and as few steps as there are.
+SHAPE = "--student layers=1,hidden=32,heads=4,ffn=32"
+LEFT_OUT = {
+    "run": f"--teacher teacher --task text-classification --data data {SHAPE} --out OUT --dry-run",
+    "finetune": "--model teacher --task text-classification --data data --out OUT --epochs 1 --batch 40",
+    "distill": f"--teacher teacher --corpus texts.txt {SHAPE} --out OUT --epochs 1 --batch 50",
+    "export": "classifier --data data --out OUT --variants fp32 --latency-seconds 0",
+    "label": "--with classifier --input texts.txt --out OUT.jsonl",
+    "select": "--bank texts.txt --like data --task text-classification --encoder teacher --k 3 --near-duplicate 1 --out OUT.jsonl",
+    "evaluate": "classifier --data data",
+    "explain": "classifier classifier --data data/test.jsonl --out OUT",
+    "push": "my-bundle STORE --replace",
+    "--start": "--student layers=2,hidden=32,heads=4,ffn=64", "--augment": "--unlabelled texts.txt", "--uncertain": "--with classifier",
+    "glue": "--max-length 64", "--layer-map": "--method hidden-states", "--no-pack": "--method minilmv2",
+    "text-regression": "--data ratings", "minilmv2": "--corpus texts.txt", "recipe.toml": "--dry-run",
+}  # fmt: skip
+# What a command that is not run here has in it, and what runs it, or why nothing does.
+NOT_HERE = {
+    "kubectl": "a cluster", "docker": "its daemon", "systemctl": "systemd", "ray start": "a cluster", "serve run": "test_ray.py",
+    "serve deploy": "a cluster", "torchrun": "test_launched.py", "pip ": "it changes the environment", "git show": "the history",
+    "make demo": "13 minutes", "demo --out": "13 minutes", "curl": "a name on the internet", "python ": "benchmarks measure for minutes",
+    "serve ": "tests/serve", "load --json": "tests/latency/load", "profile --json": "tests/stillroom/verbs/profile",
+    "--fuse": "tests/export", "--student auto": "it searches for minutes", "finetune --teacher": "test_verbs.py",
+    "benchmark": "the files of a suite", "VERB": "a form of commands",
+    "--device cuda": "a GPU", "--paper": "test_papers_table.py", "--sweep": "a minute", "--against": "test_speed_regression.py",
+    "--teacher-shard": "several processes", "--source-data": "test_compare.py", "--export": "test_compare.py",
+    "xtremedistil-transfer": "it is refused", "--promise": "a bundle that promises",
+    "--teacher TEACHER": "a teacher of vectors",
+}  # fmt: skip
+
+
+def parsed(words: list[str], verb: Any) -> tuple[list[str], dict[str, str]]:
+    """The arguments and options of a command of `verb`; an option without its value has that of `STAND_INS`."""
+    takes_value = {flag: not getattr(option, "is_flag", False) for option in verb.params for flag in option.opts}
+    arguments: list[str] = []
+    options, last = dict[str, str](), ""
+    for word in words:
+        if word.startswith("--"):
+            last = word
+            options[last] = STAND_INS.get(last, "") if takes_value.get(last) else ""
+        elif takes_value.get(last):
+            options[last], last = STAND_INS.get(word, word), ""
+        elif word != "...":
+            arguments.append(STAND_INS.get(word, word))
+    return arguments, options
+
+
+def test_every_command_in_the_prose_of_the_docs_runs_or_is_listed_with_its_reason(
+    task_data: Path, shallow_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commands of one verb that do not contradict one another are one; those of `run` are planned, each alone."""
+    from in_process import command
+    from lookup_bundles import INTENTS, intent_table, write_bundle
+    from small_task import ratings, write_splits
+
+    verbs = __import__("stillroom.cli.main", fromlist=["app"]).app.commands
+    programs = "kubectl|docker|systemctl|ray|torchrun|pip|git|make|curl|python|serve|stillroom"
+    spans = {
+        " ".join(span.split()).removeprefix("stillroom ")
+        for page in PAGES
+        for span in re.findall(
+            rf"`((?:(?:{programs}) |(?:{'|'.join(verbs)}) --)[^`]+)`",
+            re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL),
+        )
+    }
+    asked = {each for each in spans - verbs.keys() if not any(part in f"{each} " for part in NOT_HERE)}
+    assert not {part for part in NOT_HERE if not any(part in f"{each} " for each in spans)}, "no command has this"
+    groups: list[tuple[str, list[str], dict[str, str]]] = []
+    for verb, *words in map(str.split, sorted(asked)):
+        arguments, options = parsed(words, verbs[verb])
+        for word in (*words, *options.values()):
+            options = parsed(LEFT_OUT.get(word, "").split(), verbs[verb])[1] | options
+        for other, theirs, of_theirs in groups:
+            fits = not (theirs and arguments) and all(of_theirs.get(k, v) == v for k, v in options.items())
+            if other == verb and ((fits and verb != "run") or (theirs, of_theirs) == (arguments, options)):
+                theirs.extend(arguments if theirs != arguments else [])
+                of_theirs.update(options)
+                break
+        else:
+            groups.append((verb, arguments, options))
+    for folder in (task_data, shallow_teacher):
+        shutil.copytree(folder, tmp_path / ("data" if folder is task_data else "teacher"))
+    write_splits(tmp_path / "ratings", ratings, (40, 40, 40))
+    (tmp_path / "texts.txt").write_text("\n".join(f"please refund the lamp {i}" for i in range(50)), encoding="utf-8")
+    write_bundle(tmp_path / "my-bundle", intent_table(), task="text-classification", labels=INTENTS)
+    classifier_of(shallow_teacher, tmp_path / "classifier")
+    (tmp_path / "recipe.toml").write_text(
+        'teacher = "teacher"\ntask = "text-classification"\ndata = "data"\nout = "o"\nstudent = "layers=1,hidden=32,heads=4,ffn=32"\n',
+        encoding="utf-8",
+    )
+    monkeypatch.chdir(tmp_path)
+    failed = []
+    for number, (verb, arguments, options) in enumerate(groups):
+        if "recipe.toml" not in arguments:
+            more, further = parsed(LEFT_OUT.get(verb, "").split(), verbs[verb])
+            arguments, options = arguments or more, further | options  # noqa: PLW2901
+        words = [*arguments, *(word for option in options.items() for word in option if word)]
+        words = [
+            word.replace("OUT", f"out{number}").replace("STORE", f"file://{tmp_path}/store{number}") for word in words
+        ]
+        ended = command(verb, *words)
+        if ended.code:
+            failed.append(f"{verb} {' '.join(words)}: {ended.code} {ended.said[-300:]}")
+    assert not failed, "\n".join(failed)
+
+
+def classifier_of(teacher: Path, folder: Path) -> None:
+    """A model of random weights for the intents of the task."""
+    from transformers import AutoModelForSequenceClassification
+
+    shutil.copytree(teacher, folder)
+    names = ("praise", "refund", "status")
+    changes = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+    AutoModelForSequenceClassification.from_pretrained(folder, **changes).save_pretrained(folder)

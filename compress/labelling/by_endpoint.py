@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
 LONGEST_ASKED_S = 600.0  # of what an endpoint asks to wait
 REFUSES_TEXT = (400, 413, 422)  # such as a text that is too long, or flagged
-# The key or the account; or a text that is flagged, as OpenRouter and gateways say it: of an endpoint that has answered another text.
+# A text that is flagged, as OpenRouter and gateways say it, if the endpoint still answers a text that it answered before; else the key.
 FORBIDDEN = 403
 AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 # What an error says that the next request meets too, whatever its status: the account pays for no more, or has no such key.
@@ -91,7 +91,9 @@ def ask_endpoint(
             certificates that the environment names cannot be used.
     """
     done: _Done = queue.SimpleQueue()
-    talk = _Talk(endpoint, asked, _Pace(endpoint.per_minute), answered=not fresh)
+    answered = [] if fresh else sorted({*range(len(texts))} - {*missing})[:1]
+    known = _messages(endpoint, texts[answered[0]]) if answered else []
+    talk = _Talk(endpoint, asked, _Pace(endpoint.per_minute), known)
     loop = asyncio.new_event_loop()
     task = loop.create_task(_ask_all(talk, texts, missing, done))
     thread = threading.Thread(target=loop.run_until_complete, args=(task,), daemon=True)
@@ -205,8 +207,8 @@ class _Talk:
     endpoint: Endpoint
     asked: RequestCounts
     pace: _Pace
-    answered: bool
-    """Whether the endpoint has answered some text, in this call or an earlier one."""
+    known: list[dict[str, str]]
+    """What it was asked of a text that it has answered, in this call or an earlier one; empty at first."""
     client: "httpx.AsyncClient" = field(init=False)
     temperature: dict[str, float] = field(default_factory=lambda: {"temperature": 0.0})
     """Empty once the model has answered without one what it had refused with one: some take none but their own."""
@@ -214,10 +216,7 @@ class _Talk:
     async def answer(self, example: Example) -> dict[str, Any]:
         """The fields of the answer to `example`, or the reason why there is none, and the tokens that were paid for it."""
         given = self.endpoint
-        messages = [
-            {"role": "system", "content": given.system},
-            {"role": "user", "content": user_prompt(example)},
-        ]
+        messages = _messages(given, example)
         spent = [0, 0]
         fault = ""
         for _ in range(2):
@@ -241,7 +240,9 @@ class _Talk:
                 return fields | {TOKENS: spent}
         return {ERROR: fault, TOKENS: spent}
 
-    async def _said(self, messages: list[dict[str, str]], spent: list[int], *, again: bool) -> str:
+    async def _said(
+        self, messages: list[dict[str, str]], spent: list[int], *, again: bool, of_known: bool = False
+    ) -> str:
         """What the model says; `spent` gets its tokens."""
         import httpx
 
@@ -262,17 +263,20 @@ class _Talk:
                 why = why if cut else f"no whole answer came in {self.endpoint.timeout_s:g} s (--timeout-s)"
                 continue
             cut, why = False, f"status {response.status_code}: {' '.join(response.text.split())[:SHOWN_CHARACTERS]}"
-            refuses_text = (*REFUSES_TEXT, FORBIDDEN) if self.answered else REFUSES_TEXT
+            if response.status_code == FORBIDDEN and self.known and not of_known:
+                with contextlib.suppress(_Refused):
+                    await self._said(self.known, spent, again=True, of_known=True)  # BadInput if that is forbidden too
+                raise _Refused(why)
             if response.status_code == 200:
                 try:
                     content = _content(response.json(), spent)
-                    self.answered = True
+                    self.known = messages[:2]
                     return content
                 except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
                     why = f"answers what is no chat completion: {response.text[:SHOWN_CHARACTERS]!r}"
-            elif response.status_code not in (*AGAIN, *refuses_text) or OF_THE_ACCOUNT.search(response.text):
+            elif response.status_code not in (*AGAIN, *REFUSES_TEXT) or OF_THE_ACCOUNT.search(response.text):
                 raise BadInput(f"--with-url {url}: {why}. {KEPT}")
-            elif response.status_code in refuses_text:
+            elif response.status_code in REFUSES_TEXT:
                 raise _Refused(why)
             else:
                 self.pace.hold(min(LONGEST_ASKED_S, retry_after_s(response.headers.get("Retry-After")) or 0.0))
@@ -290,6 +294,11 @@ class _Talk:
         body = {"model": self.endpoint.model, "messages": messages} | temperature
         async with asyncio.timeout(self.endpoint.timeout_s):
             return await self.client.post(f"{self.endpoint.url}/chat/completions", json=body)
+
+
+def _messages(endpoint: Endpoint, example: Example) -> list[dict[str, str]]:
+    """What is asked of `example` first."""
+    return [{"role": "system", "content": endpoint.system}, {"role": "user", "content": user_prompt(example)}]
 
 
 def _content(document: dict[str, Any], spent: list[int]) -> str:

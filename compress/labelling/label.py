@@ -66,7 +66,7 @@ def label(settings: Labelling, notify: Notify = silent) -> dict[str, Any]:
     """
     faults, out = Faults(), Path(settings.out)
     teacher = faults.check(partial(_opened, settings))
-    faults.check(partial(output, out, endings=JSON_LINES))
+    faults.check(partial(output, out, endings=JSON_LINES, inputs=settings.input))
     columns = columns_of(settings)
     found: list[Example] = []
     for path in settings.input if teacher else ():

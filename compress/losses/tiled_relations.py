@@ -80,6 +80,16 @@ def tiled_loss(loss: str, teacher: RelationFactors, student: RelationFactors, ma
     return value
 
 
+def products_loss(teacher: Tensor, student: Tensor, mask: Tensor) -> Tensor:
+    """Mean squared difference of the products of every two tokens, summed over heads (comparative analysis, eq. 11).
+
+    Both are (batch, heads, tokens, width of a head), whose widths may differ; `mask` is that of `tiled_loss`.
+    """
+    # The scores of `RelationFactors` are divided by the root of the width.
+    theirs, ours = (RelationFactors(full(x) * x.shape[-1] ** 0.25) for x in (teacher, student))
+    return teacher.shape[1] * tiled_loss("mse", theirs, ours, mask)
+
+
 def expect(mask: Tensor, on_cpu: Tensor) -> None:
     """Tell the kernels for GPUs what `mask` holds, from its copy on the CPU, so that they need not wait for the GPU."""
     if mask.is_cuda and find_spec("triton"):

@@ -11,7 +11,7 @@ import numpy as np
 
 from compress.data.encoded import IGNORED
 from compress.losses.vectors import Pooling
-from compress.methods.objectives import LayerTerm, Objective, OutputTerm, check_objective
+from compress.methods.objectives import DIRECT, LayerTerm, Objective, OutputTerm, check_objective
 from compress.models.families import is_multilingual
 from compress.models.initialise import layers_fit, starting_layers
 from compress.models.shapes import Shape, covering, layer_map
@@ -93,11 +93,11 @@ def with_class_weights(stage: Stage, targets: np.ndarray) -> Stage:
 
 METHODS: dict[str, Callable[[Sizes], tuple[Stage, ...]]] = {
     # Relations of queries, keys and values of one teacher layer (MiniLMv2; comparative analysis, eqs 7-9).
-    "minilmv2": lambda sizes: _of_one_layer("minilmv2", sizes),
+    "minilmv2": lambda sizes: _of_one_layer("relation", sizes),
     # Attention and value relation of the last layer (MiniLM, section 3).
     "minilm": lambda sizes: _minilm(*_last_attention(sizes, LayerTerm("relation", "values", 0, 0))),
     # Queries, keys and values of one teacher layer through a matrix per head (comparative analysis, eq. 10).
-    "directminilm": lambda sizes: _of_one_layer("directminilm", sizes),
+    "directminilm": lambda sizes: _of_one_layer("direct", sizes),
     # Hidden states through a matrix per pair of layers (comparative analysis, eq. 6).
     "hidden-states": lambda sizes: (
         Stage("hidden-states", _hidden_states(sizes.layer_map or usual_layer_map(sizes), sizes)),
@@ -185,10 +185,16 @@ METHODS: dict[str, Callable[[Sizes], tuple[Stage, ...]]] = {
             for loss, of in (("kl", "scores"), ("relation", "values"))
         )
     ),
+    # DirectMiniLM with matrices of orthonormal rows; and, which these lead to, with products of tokens in place of relations
+    # (comparative analysis, section 3 and eq. 11).
+    "directminilm-orthogonal": lambda sizes: _of_one_layer("orthogonal", sizes),
+    "directminilm-products": lambda sizes: _of_one_layer("products", sizes),
     # The ablation of XtremeDistil without the stages that train the head alone (XtremeDistil, Table 9).
     "xtremedistil-no-freezing": lambda sizes: _without_head_stages(_xtremedistil(sizes)),
     # The ablation of XtremeDistil without the attention loss (XtremeDistil, Table 9).
     "xtremedistil-no-attention": lambda sizes: _xtremedistil(sizes, attention=False),
+    # The ablation of XtremeDistil with the hidden states of the last layer alone, without attention (XtremeDistil, Table 9, b).
+    "xtremedistil-last-layer": lambda sizes: _xtremedistil(sizes, attention=False, last=True),
 }
 
 
@@ -296,19 +302,19 @@ def _last_attention(sizes: Sizes, *more: LayerTerm) -> tuple[LayerTerm, ...]:
     )
 
 
-def _of_one_layer(method: Literal["minilmv2", "directminilm"], sizes: Sizes) -> tuple[Stage, ...]:
-    """Queries, keys and values of the student's last layer, of one teacher layer: their relations, or they themselves."""
-    direct = method == "directminilm"
+def _of_one_layer(loss: Literal["relation", "direct", "orthogonal", "products"], sizes: Sizes) -> tuple[Stage, ...]:
+    """Queries, keys and values of the student's last layer, of one teacher layer: their relations, they themselves, or their products."""
+    direct = loss != "relation"
     layer = sizes.teacher_layer or (sizes.copied_layers or (0,))[-1] or usual_teacher_layer(sizes, direct=direct)
     # As many heads as the paper's 48 if that divides both widths, otherwise the largest number below that does.
     usual = max(n for n in range(1, 49) if sizes.teacher_width % n == 0 and sizes.student_width % n == 0)
+    heads = 0 if direct else sizes.relation_heads or usual
     terms = [
-        LayerTerm("direct", of, layer, sizes.student_layers, projection=of)
-        if direct
-        else LayerTerm("relation", of, layer, sizes.student_layers, heads=sizes.relation_heads or usual)
+        LayerTerm(loss, of, layer, sizes.student_layers, heads=heads, projection=of if loss in DIRECT else "")
         for of in ("queries", "keys", "values")
     ]
-    return (Stage(method, Objective(tuple(terms)), pack=True, layer_is_given=bool(sizes.teacher_layer)),)
+    name = "directminilm" if direct else "minilmv2"
+    return (Stage(name, Objective(tuple(terms)), pack=True, layer_is_given=bool(sizes.teacher_layer)),)
 
 
 def _hidden_states(name: str, sizes: Sizes) -> Objective:
@@ -340,18 +346,21 @@ def _tinybert(sizes: Sizes) -> Objective:
     return Objective(tuple(terms))
 
 
-def _xtremedistil(sizes: Sizes, *, attention: bool = True, printed: bool = False) -> tuple[Stage, ...]:
+def _xtremedistil(
+    sizes: Sizes, *, attention: bool = True, printed: bool = False, last: bool = False
+) -> tuple[Stage, ...]:
     """Algorithm 1. Each layer learns from the teacher layer that it starts from, a new one `i` from `L - M + i`.
 
     The embeddings are one pair more, as in the authors' code: of copied layers with the teacher's embeddings, of new ones with
     layer `L - M`. Losses are the means of that code (microsoft/xtreme-distil-transformers, `models.py`), added up over pairs;
-    with `printed` the sums of equations 8 and 9.
+    with `printed` the sums of equations 8 and 9, and with `last` those of the last pair alone.
     """
     count = sizes.student_layers
     pairs = list(enumerate(sizes.copied_layers, 1)) or _pairs("last", sizes)
     of_hidden, of_scores, weight = ("half squares", "squares", 1 / count) if printed else ("mse", "mean squares", 1.0)
     terms: list[LayerTerm] = []
-    for ours, theirs in [(0, 0 if sizes.copied_layers else sizes.teacher_layers - count), *pairs]:
+    embeddings = (0, 0 if sizes.copied_layers else sizes.teacher_layers - count)
+    for ours, theirs in pairs[-1:] if last else [embeddings, *pairs]:
         terms.append(LayerTerm(of_hidden, "hidden", theirs, ours, weight, projection=f"layer {ours}", bias=True))
         if attention and ours:
             terms.append(LayerTerm(of_scores, "scores", theirs, ours, weight))

@@ -7,11 +7,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import orthogonal
 from torch.utils.checkpoint import checkpoint
 
 from compress.data.encoded import IGNORED
 from compress.losses.outputs import full, label_loss, label_rows, logit_loss, logit_rows, soft_label_rows, soft_loss
-from compress.losses.tiled_relations import RelationFactors, tiled_loss
+from compress.losses.tiled_relations import RelationFactors, products_loss, tiled_loss
 from compress.losses.vectors import (
     Pooling,
     check_relation_heads,
@@ -31,6 +32,8 @@ from serve.errors import BadInput
 VECTOR_LOSSES = {"mse": hidden_loss, "half squares": summed_hidden_loss, "cosine": cosine_loss}
 # Losses of one vector a text (texts, width), which `LayerTerm.pooling` makes of its hidden states.
 TEXT_LOSSES = {"text cosine": vector_loss, "similarities": similarity_loss}
+# Losses of queries, keys or values through a matrix per head, which is any, or has orthonormal rows.
+DIRECT = ("direct", "orthogonal")
 # Logits over a vocabulary that are held at once: 72 MB of float32, 589 rows of 30,522 words. glibc gives blocks back to the
 # system when they are above 32 MB; with blocks below, which it scattered, the peak was as high as with all logits.
 LOGITS_AT_ONCE = 18_000_000
@@ -42,7 +45,7 @@ class LayerTerm:
 
     `of` is hidden, queries, keys, values or scores (see `compress.models.activations.Part`). `loss` is one of
     `compress.losses.tiled_relations.TILE_LOSSES` for scores; for the others one of `VECTOR_LOSSES`, `TEXT_LOSSES`,
-    `relation` or `direct`.
+    `relation`, `products` or one of `DIRECT`.
     `projection` names the learned map from the student's width to the teacher's. Terms with the same name share the map;
     without a name the widths must agree.
     """
@@ -157,12 +160,17 @@ def check_objective(objective: Objective, teacher: Any, student: Any) -> None:
         if term.loss == "relation" and term.heads:
             check_relation_heads(term.heads, teacher.hidden_size, student.hidden_size)
         elif (
-            term.of == "scores" or term.loss in {"relation", "direct"}
+            term.of == "scores" or term.loss in {"relation", "products", *DIRECT}
         ) and teacher.num_attention_heads != student.num_attention_heads:
             theirs, ours = teacher.num_attention_heads, student.num_attention_heads
             raise BadInput(
                 f"This method needs as many attention heads in the student as in the teacher, but the student has {ours} and the "
                 f"teacher {theirs}. Give a student with {theirs} heads, or the method minilmv2, which re-splits them."
+            )
+        if term.loss == "orthogonal" and teacher.hidden_size < student.hidden_size:
+            raise BadInput(
+                f"Orthonormal rows need a student no wider than its teacher, but the widths are {student.hidden_size} and "
+                f"{teacher.hidden_size}. Give a narrower student, or the method directminilm."
             )
         compared = term.loss in VECTOR_LOSSES or term.loss == "text cosine"
         unmapped = term.of != "scores" and compared and not term.projection
@@ -178,7 +186,8 @@ class Projections(nn.Module):
     """The learned maps of an objective from the student's width to the teacher's, discarded after training.
 
     A square map starts as the identity, so a student equal to its teacher starts at a loss of 0. Other maps start as
-    `torch.nn.Linear` does; those of `direct` start normal, with variance 1 / student's width of a head.
+    `torch.nn.Linear` does; those of `direct` start normal, with variance 1 / student's width of a head,
+    and those of `orthogonal` as the orthonormal rows nearest to that by QR, which they keep.
     """
 
     def __init__(self, objective: Objective, teacher: Any, student: Any) -> None:
@@ -189,8 +198,10 @@ class Projections(nn.Module):
             if not term.projection or _key(term) in self.maps:
                 continue
             wide, narrow = teacher.hidden_size, student.hidden_size
-            if term.loss == "direct":
-                self.maps[_key(term)] = _HeadMaps(heads, narrow // heads, wide // heads)
+            if term.loss in DIRECT:
+                maps = _HeadMaps(heads, narrow // heads, wide // heads)
+                # Of its ways the Householder reflections break under weight decay.
+                self.maps[_key(term)] = maps if term.loss == "direct" else orthogonal(maps, orthogonal_map="matrix_exp")
             else:
                 linear = nn.Linear(narrow, wide, bias=term.bias)
                 if narrow == wide:
@@ -248,7 +259,9 @@ def _loss(
         teacher, student = split_heads(teacher, term.heads or heads), split_heads(student, term.heads or heads)
         return tiled_loss("kl", RelationFactors(teacher), RelationFactors(student), mask)
     teacher, student = full(teacher), full(student)
-    if term.loss == "direct":
+    if term.loss == "products":
+        return products_loss(split_heads(teacher, heads), split_heads(student, heads), mask)
+    if term.loss in DIRECT:
         weight = projections.maps[_key(term)].weight
         assert isinstance(weight, Tensor)
         return direct_loss(split_heads(teacher, heads), split_heads(student, heads), weight, mask)

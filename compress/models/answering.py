@@ -9,11 +9,10 @@ import torch
 from tokenizers import Tokenizer
 
 from compress.data.task import Task
-from compress.models.configurations import loading_config, quiet
+from compress.models.configurations import LONGEST_TEXT, loading_config, quiet, usual_length
 from compress.models.families import FAMILIES
 from compress.models.heads import is_multi_label
 from compress.models.pretrained import (
-    LONGEST_TEXT,
     MOST_TOKENS,
     check_labels,
     check_length,
@@ -119,13 +118,13 @@ def find_answering(
 
 
 def load_answering(found: AnsweringTeacher, max_length: int = 0) -> AnsweringModel:
-    """The model of `found` in float32 on the CPU, reading texts up to `max_length` tokens, or up to what it can, at most 512.
+    """The model of `found` in float32 on the CPU, reading texts up to `max_length` tokens, or by default `usual_length`.
 
     Raises:
         BadInput: it cannot read texts of that length.
     """
     model = _loaded(found.folder, found.task)
-    backend, length = cut_tokenizer(found.name, model, found.tokenizer, max_length)
+    backend, length = cut_tokenizer(found.name, found.folder, model, found.tokenizer, max_length)
     return AnsweringModel(found.name, found.folder, found.task, found.labels, found.multi_label, length, model, backend)
 
 
@@ -142,8 +141,8 @@ def _loaded(folder: Path, task: Task) -> Any:
         ).eval()
 
 
-def cut_tokenizer(name: str, model: Any, tokenizer: Any, max_length: int) -> tuple[Tokenizer, int]:
-    """The tokenizer of `model`, which cuts texts at `max_length` tokens, or by default at what it reads; and that length.
+def cut_tokenizer(name: str, folder: Path, model: Any, tokenizer: Any, max_length: int) -> tuple[Tokenizer, int]:
+    """The tokenizer of `model`, which cuts texts at `max_length` tokens, by default `usual_length` or what it can read; and that length.
 
     Raises:
         BadInput: the model cannot read texts of that length.
@@ -155,7 +154,7 @@ def cut_tokenizer(name: str, model: Any, tokenizer: Any, max_length: int) -> tup
             f"{LEAST_TOKENS} or more are needed. Correct model_max_length."
         )
     check_length(max_length, longest, name)
-    length = max_length or min(longest, LONGEST_TEXT)
+    length = max_length or min(longest, usual_length(folder))
     backend: Tokenizer = tokenizer.backend_tokenizer
     backend.no_padding()
     backend.enable_truncation(max_length=length)

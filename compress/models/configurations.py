@@ -13,6 +13,9 @@ from serve.text.labels import MULTI_LABEL, REGRESSION
 from serve.wording import one_of
 
 CONFIG = "config.json"
+# Tokens that a text has at most unless a longer one is asked for, as the papers' teachers were trained on.
+LONGEST_TEXT = 512
+LINEAGE = "lineage.json"  # what a checkpoint made here was made from; its `max_length` is that of training where it was longer
 MEND = "Copy the folder again, or save the model again with save_pretrained."
 # Implementations of attention and experts that are part of torch and transformers. Other names are repositories of the Hub, or stand
 # for some. Flash attention is a wish of the machine that trained the model, and needs a package of its own.
@@ -173,6 +176,15 @@ def position_limit(config: Any) -> int | None:
     """The most tokens that the model has positions for, special tokens included; None when nothing limits them."""
     table = getattr(config, "max_position_embeddings", None)
     return None if table is None else int(table) - first_position(config)
+
+
+def usual_length(folder: Path) -> int:
+    """Tokens of the longest text that the model in `folder` is given by default: `LONGEST_TEXT`, or those of its training here, if more."""
+    try:
+        trained = json.loads((folder / LINEAGE).read_text(encoding="utf-8"))["max_length"]
+    except (OSError, ValueError, TypeError, KeyError):
+        trained = 0
+    return max(LONGEST_TEXT, trained if isinstance(trained, int) else 0)
 
 
 def in_one_line(error: Exception) -> str:

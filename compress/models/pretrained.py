@@ -1,6 +1,5 @@
 """Opens a teacher or student, a folder on disk or a Hub name, and checks it before use."""
 
-import json
 import math
 import os
 import tempfile
@@ -18,6 +17,7 @@ from compress.distributed import warn
 from compress.models.configurations import (
     CONFIG,
     IMPLEMENTATIONS,
+    LONGEST_TEXT,
     MEND,
     MOST_LAYERS,
     check_stated,
@@ -26,6 +26,7 @@ from compress.models.configurations import (
     loading_config,
     position_limit,
     quiet,
+    usual_length,
 )
 from compress.models.families import Family, encoder_of, family_of
 from compress.models.heads import CLASSES, HEADS, SPANS, head_of, is_multi_label, names_vocabulary_head
@@ -38,9 +39,6 @@ from serve.text.labels import MULTI_LABEL, REGRESSION
 from serve.text.tokenizer import load_tokenizer
 from serve.wording import one_of
 
-# Tokens that a text has at most unless a longer one is asked for, as the papers' teachers were trained on.
-LONGEST_TEXT = 512
-LINEAGE = "lineage.json"  # what a checkpoint made here was made from; its `max_length` is that of training where it was longer
 # The most that can be asked for: attention takes memory by the square, for 12 heads 0.2 GB a text and matrix here, 3.2 GB with 8,192.
 MOST_TOKENS = 2048
 
@@ -74,12 +72,8 @@ class Opened:
 
     @property
     def max_length(self) -> int:
-        """The longest text in tokens, unless a longer one is asked for: `LONGEST_TEXT`, or what it was trained on here if that is more."""
-        try:
-            trained = json.loads((self.folder / LINEAGE).read_text(encoding="utf-8"))["max_length"]
-        except (OSError, ValueError, TypeError, KeyError):
-            trained = 0
-        return min(self.most_tokens, max(LONGEST_TEXT, trained if isinstance(trained, int) else 0))
+        """The longest text in tokens, unless a longer one is asked for."""
+        return min(self.most_tokens, usual_length(self.folder))
 
     @property
     def most_tokens(self) -> int:

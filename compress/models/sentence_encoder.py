@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor, nn
 
 from compress.losses.vectors import pooled
-from compress.models.configurations import loading_config
 from compress.models.sentence_pooling import SentencePooling
 
 if TYPE_CHECKING:
@@ -21,8 +20,8 @@ from tokenizers import Tokenizer
 from compress.data.batches import batches_by_length, inputs_for, moved, padded
 from compress.data.examples import Example
 from compress.models.answering import cut_tokenizer
-from compress.models.configurations import quiet
-from compress.models.pretrained import LONGEST_TEXT, open_config_only
+from compress.models.configurations import loading_config, quiet, usual_length
+from compress.models.pretrained import open_config_only
 from compress.models.sentence_pooling import max_tokens_in, pooling_in
 from compress.models.tokenizer_files import fast_tokenizer
 from compress.models.weight_checks import check_weights
@@ -49,7 +48,7 @@ def open_encoder(name: str, *, role: str = "--encoder", revision: str = "", max_
         name: the folder or the name.
         role: the flag that named it.
         revision: a branch, tag or commit of the Hub's model; empty for its main branch.
-        max_length: the longest text in tokens; 0 for what its folder says, or else what it can read, at most 512.
+        max_length: the longest text in tokens; 0 for what its folder says, or else what it can read, at most `usual_length`.
 
     Raises:
         BadInput: no such folder or name; a model that decodes too; files missing or damaged, pickled weights only, a tokenizer without
@@ -71,8 +70,8 @@ def open_encoder(name: str, *, role: str = "--encoder", revision: str = "", max_
         ).eval()
     how = pooling_in(folder, named) or SentencePooling()
     # As in sentence-transformers, its own setting goes before that of the tokenizer.
-    tokenizer.model_max_length = max(max_length, max_tokens_in(folder, LONGEST_TEXT))
-    backend, length = cut_tokenizer(name, model, tokenizer, max_length)
+    tokenizer.model_max_length = max(max_length, max_tokens_in(folder, usual_length(folder)))
+    backend, length = cut_tokenizer(name, folder, model, tokenizer, max_length)
     return SentenceEncoder(name, folder, length, int(config.pad_token_id or 0), model, backend, how)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from compress.data.examples import GENERATION, GENERATOR
-from compress.models.configurations import in_one_line, quiet
-from compress.models.pretrained import LINEAGE, LONGEST_TEXT, Opened, save_tokenizer
+from compress.models.configurations import LINEAGE, LONGEST_TEXT, in_one_line, quiet
+from compress.models.pretrained import Opened, save_tokenizer
 from compress.progress import Notify, message, silent
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput

@@ -22,7 +22,7 @@ ON_TASK = ("soft-labels", "labels")
 # Choices that only some methods read.
 USED_BY = {
     "relation_heads": ("minilmv2",),
-    "teacher_layer": ("minilmv2", "directminilm"),
+    "teacher_layer": ("minilmv2", "directminilm", "directminilm-orthogonal", "directminilm-products"),
     "layer_map": ("hidden-states", "output-distribution"),
 }
 # Settings of one stage in a recipe.

@@ -19,7 +19,7 @@ from compress.data.sampler import rows_a_step
 from compress.data.task import Task
 from compress.evaluation.predictions import shared_row_logits
 from compress.methods.catalogue import HEAD_STAGE, Stage, with_class_weights
-from compress.methods.objectives import Projections
+from compress.methods.objectives import DIRECT, Projections
 from compress.models import task_heads
 from compress.models.activations import LIVES, Part, active_layers, nearest_living, relative_changes, sources_of
 from compress.models.families import encoder_of
@@ -39,7 +39,7 @@ from compress.training.stage import train_stage, validating, validation_interval
 from compress.training.teacher_cache import CachedTeacherText, TeacherCache, teacher_cache
 from serve.errors import BadInput
 
-RELATIONS = ("kl", "relation", "direct")  # losses of MiniLM, MiniLMv2 and DirectMiniLM
+RELATIONS = ("kl", "relation", "products", *DIRECT)  # losses of MiniLM, MiniLMv2 and DirectMiniLM
 MAPS = "maps.safetensors"  # the learned maps of an objective
 WITHOUT_POOLER = ("ForMaskedLM", "ForTokenClassification")
 SAMPLE = 8  # pieces of text on which a teacher's layers are measured

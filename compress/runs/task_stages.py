@@ -17,8 +17,9 @@ from compress.data.sampler import language_counts
 from compress.evaluation.predictions import shared_row_logits
 from compress.methods.catalogue import LABELS, labels_and_soft_labels, with_class_weights
 from compress.models import task_heads
+from compress.models.configurations import LINEAGE
 from compress.models.initialise import RANDOM, is_checkpoint, open_start, student_of
-from compress.models.pretrained import LINEAGE, Opened, load, open_model
+from compress.models.pretrained import Opened, load, open_model
 from compress.progress import advancing, message
 from compress.runs.hardware import device_here, stage_settings
 from compress.runs.lineage import loss_warnings, read_lineage, save_with_lineage

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, MutableSequence, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableSequence, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -55,15 +55,16 @@ def create_app(
     settings: ServeSettings | None = None,
     access: Access | None = None,
     *,
-    known: Collection[str] = (),
+    known: Mapping[str, str] | None = None,
     openvino: bool | None = None,
     cores: Cores | None = None,
 ) -> Starlette:
     """The ASGI app that serves `bundles`, folders or URLs, each verified here. Its `state.service` is the `Service`.
 
     The models run in threads of this process. Of `settings` those about connections, processes and the log are left to the caller.
-    `access` checks keys and origins; without it every client may ask. `known` and `openvino` are as in `ServedModel`, for every bundle;
-    `cores` counts the batches of all processes of the server, and by default those of this one.
+    `access` checks keys and origins; without it every client may ask. `known` has the name and digest of each model that other processes
+    of the server serve, in the order of `bundles`. `openvino` is as in `ServedModel`, for every bundle; `cores` counts the batches of all
+    processes of the server, and by default those of this one.
     BundleError when a bundle is damaged; BadInput when there is none, two have the same name, or an alias is wrong.
     """
     if not bundles:
@@ -84,9 +85,10 @@ def create_app(
             threads=settings.threads,
             device=settings.device,
             openvino=openvino,
-            known=known,
+            known=(known or {}).values(),
+            name=name,
         )
-        for bundle in bundles
+        for bundle, name in zip(bundles, known or [""] * len(bundles), strict=True)
     ]
     check_names([model.manifest.name for model in models], aliases)
     traces = traces_from_environment()
@@ -265,7 +267,7 @@ def _server(
     )
     tls = tls_context(settings)
     # A process that replaces another serves what the others do.
-    known, openvino = (share.digests.values(), share.openvino) if share else ((), None)
+    known, openvino = (share.digests, share.openvino) if share else (None, None)
     cores = cores_of(settings, share.board.batches, share.number) if share else None
     app = create_app(bundles, settings, access, known=known, openvino=openvino, cores=cores)
     service: Service = app.state.service
@@ -296,8 +298,7 @@ def _join(service: Service, watch: Watch, share: ProcessShare) -> None:
         return {name: model.manifest.digest for name, model in service.models.items()}
 
     digests = served()
-    if share.digests and share.digests != digests:
-        changed = [name for name, digest in digests.items() if share.digests.get(name) != digest]
+    if changed := [name for name, digest in digests.items() if share.digests.get(name) not in (None, "", digest)]:
         raise BundleError(
             f"the bundle of {', '.join(map(repr, changed))} was changed while it was served; send SIGHUP to serve the new bundle, or put "
             "the old one back"

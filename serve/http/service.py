@@ -16,8 +16,7 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from serve.bundle.remote_files import shown
-from serve.errors import BadInput, BundleError, DeadlineExceeded, NotFound, Unavailable
+from serve.errors import BadInput, DeadlineExceeded, NotFound, Unavailable
 from serve.http.connections.exchange import GONE
 from serve.http.connections.sockets import reloading_on_hangup
 from serve.http.deadlines import Deadlines
@@ -298,10 +297,6 @@ class Service:
         for name, old in list(self.models.items()):
             try:
                 new = await in_a_thread(old.opened_again, OPEN_S)
-                if new.manifest.name != name:
-                    raise BundleError(
-                        f"{shown(old.source)} now holds {new.manifest.name!r}, not {name!r}; restart the server to serve it"
-                    )
                 new.on_broken = self.on_broken
                 await new.start()
             except Exception as error:  # runtimes have their own, such as for lack of memory

@@ -14,7 +14,6 @@ import msgspec
 
 from serve.bundle.cpu import available_cores
 from serve.bundle.manifest import Manifest
-from serve.bundle.remote_files import is_url
 from serve.bundle.runtimes import Device, Runtime, choose
 from serve.errors import Unavailable
 from serve.observe.metrics import Drift, Expected, Metrics
@@ -67,8 +66,8 @@ class ServedModel:
     between the threads, in slices of some milliseconds.
 
     `variant`, `threads` and `device` are as in `Pipeline`, but `threads` is 1 by default. `openvino` False keeps it from running in
-    OpenVINO. `known` as in `open_bundle`. `name` is in place of the bundle's own: what is served from a folder keeps its name, whatever
-    bundle is put there. `memo` keeps answers, if it has room and they depend on their text alone; `cores` are those of the server.
+    OpenVINO. `known` as in `open_bundle`. `name` is in place of the bundle's own: what is served keeps its name, whatever bundle comes
+    into its place. `memo` keeps answers, if it has room and they depend on their text alone; `cores` are those of the server.
     BundleError when the bundle is damaged, or its variant cannot run here; BadInput for a `device` that is not here.
     """
 
@@ -90,10 +89,9 @@ class ServedModel:
         bundle = open_bundle(bundle_path, known=known)
         if name:
             bundle = replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, name=name))
-        self.source = bundle_path
-        kept = "" if is_url(bundle_path) else bundle.manifest.name
+        name = bundle.manifest.name
         again = partial(
-            ServedModel, bundle_path, limits, metrics, memo, cores, variant=variant, threads=threads, name=kept
+            ServedModel, bundle_path, limits, metrics, memo, cores, variant=variant, threads=threads, name=name
         )
         self.opened_again: Callable[[], ServedModel] = partial(again, device=device, openvino=openvino)
         """A model with the same settings from the bundle that is in the folder, or at the URL, now; not started."""

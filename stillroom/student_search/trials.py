@@ -1,6 +1,5 @@
 """Short trainings of students that fit the budget: which shapes are tried, and what each reached on validation."""
 
-import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,13 +17,12 @@ from compress.runs.resumable_stages import Workdir
 from compress.runs.soft_labels import read_soft_labels
 from compress.runs.stages import fingerprint
 from compress.runs.task_inputs import TaskInputs, scored_rows
-from serve.bundle.manifest import canonical_json
 from serve.files import replacing_folder
 from stillroom.settings import Sampler
 from stillroom.student_search.controller import Places, controlled, reward
 from stillroom.student_search.space import Space, encoder_weights
 
-COUNTS, TRIAL, START = "counts.npy", "trial.json", "start"
+COUNTS, START = "counts.npy", "start"
 STARTUP = 8  # trials before the sampler models them
 MOST_ASKED = 100  # suggestions in a row that bring nothing new; then a shape is drawn by chance
 
@@ -78,10 +76,11 @@ class ShortTraining:
         folder = self.work.stage(
             f"trial-{shape}", fingerprint("trial", self.fingerprint, str(shape)), partial(self._make, shape=shape)
         )
-        found = json.loads((folder / TRIAL).read_text(encoding="utf-8"))
         counts = np.load(folder / COUNTS, allow_pickle=False)
-        clusters = clusters_of(self.inputs.splits.validation)
-        return Trial(shape, Score(**found), counts, self.inputs.task.metric, self.work.seconds[folder.name], clusters)
+        clusters, metric = clusters_of(self.inputs.splits.validation), self.inputs.task.metric
+        # Intervals are made of the counts each time, so that those of an earlier version do not stand beside these.
+        reached = metric.interval_of(counts, clusters=clusters)
+        return Trial(shape, reached, counts, metric, self.work.seconds[folder.name], clusters)
 
     def _make(self, folder: Path, shape: Shape) -> None:
         inputs, settings, start = self.inputs, self.inputs.settings, folder / START
@@ -96,10 +95,7 @@ class ShortTraining:
             model, folder, inputs, self.limits.trial_steps, settings.student_learning_rate, f"trial of {shape}", soft=soft,
             soft_weight=self.limits.soft_weight,
         )  # fmt: skip
-        counted = scored_rows(inputs, model, "validation")
-        reached = inputs.task.metric.interval_of(counted, clusters=clusters_of(inputs.splits.validation))
-        np.save(folder / COUNTS, counted, allow_pickle=False)
-        (folder / TRIAL).write_bytes(canonical_json(vars(reached)))
+        np.save(folder / COUNTS, scored_rows(inputs, model, "validation"), allow_pickle=False)
         shutil.rmtree(start)
 
 

@@ -47,9 +47,14 @@ def show_labelled(document: Document) -> None:
         unanswered = counted(document["unanswered"], "text has", "texts have")
         say(f"{unanswered} an error in place of an answer; the same command asks again.")
     result(f"Answers {document['out']}")
-    say(
-        f"Next    {ourselves()} finetune --model ... --task {document['task']} --data ... --teacher-labels {document['out']} --out ..."
-    )
+    if not _lacks_answers(document):
+        say(
+            f"Next    {ourselves()} finetune --model ... --task {document['task']} --data ... --teacher-labels {document['out']} --out ..."
+        )
+
+
+def _lacks_answers(document: Document) -> bool:
+    return bool(document["unanswered"] > document["max_unanswered"] * document["texts"])
 
 
 def check_unanswered(document: Document) -> None:
@@ -58,7 +63,7 @@ def check_unanswered(document: Document) -> None:
     Raises:
         GateMissed: they are more. The file is written.
     """
-    if document["unanswered"] > document["max_unanswered"] * document["texts"]:
+    if _lacks_answers(document):
         raise GateMissed(
             f"{document['unanswered']:,} of {document['texts']:,} texts have no answer, more than the share of --max-unanswered "
             f"{document['max_unanswered']:g}. Their rows in {document['out']} say why; the same command asks about them again."

@@ -239,6 +239,7 @@ def test_a_method_on_plain_text_comes_before_the_task(tiny_teacher: Path, task_d
     [
         "minilm", "minilmv2", "directminilm", "hidden-states", "output-distribution", "tinybert", "xtremedistil", "distilbert", "mlm-kd",
         "soft-labels", "labels", "mlm", "tinybert-general", "xtremedistil-printed", "xtremedistil-no-freezing", "xtremedistil-no-attention",
+        "xtremedistil-last-layer",
         "minilm@layers=3,hidden=32,heads=4,ffn=32",
     ],
 )  # fmt: skip

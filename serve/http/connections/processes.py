@@ -70,7 +70,7 @@ class ProcessShare:
     sockets: str
     """How the paths of the sockets begin at which processes ask each other."""
     digests: dict[str, str] = field(default_factory=dict)
-    """Of the models that the other processes serve, by name; empty at first."""
+    """Of the models that the other processes serve, by name; empty at first, and each "" while they are opened again."""
     openvino: bool | None = None
     """False once a process has crashed before its models were warm, as OpenVINO makes it on some processors."""
 
@@ -169,7 +169,7 @@ class HttpProcesses:
             self._kill_hung()
             for number in self._taken_signals():
                 if number == signal.SIGHUP:  # every process reads keys, certificate and bundles again
-                    self._digests = {}
+                    self._digests = dict.fromkeys(self._digests, "")
                     for process in self._processes.values():
                         os.kill(process.pid, signal.SIGHUP)
                 elif self._stop_s is None:

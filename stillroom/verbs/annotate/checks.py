@@ -169,12 +169,10 @@ def columns_of(settings: Annotation, manifest: Manifest | None) -> Columns:
 
 def _file_faults(settings: Annotation) -> Iterator[str]:
     given, out = Path(settings.input), Path(settings.output)
-    if STDIN not in (given, out) and given.exists() and out.exists() and given.samefile(out):
-        yield f"--output {out} is the input file; give another file"
     if out != STDIN and (out.is_file() or not out.exists()):  # a device and a pipe take lines of any name
         others = {out.suffix.lower()} - FILE_ENDINGS
         try:
-            output(out, "--output", endings=(*JSON_LINES, *SUFFIXES, *others))
+            output(out, "--output", endings=(*JSON_LINES, *SUFFIXES, *others), inputs=[] if given == STDIN else [given])
         except BadInput as fault:
             yield fault.message
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import click
 
-from compress.settings import SPLITS, DataSet, FineTunedTeacher, HubModel, Output, TaskData, TaskSettings
+from compress.settings import SPLITS, TAKEN, DataSet, FineTunedTeacher, HubModel, Output, TaskData, TaskSettings
 from export.settings import Precision, VariantSettings
 from serve.options import again, group, make, setting
 from stillroom.console import result, say, table
@@ -31,7 +31,7 @@ class Exporting(ModelCard, HubModel, DataSet):
     )  # fmt: skip
     variants: tuple[Precision, ...] = setting((), help="Files to make.", shown="fp32,int8; without --data fp32")
     name: str | None = setting(None, help="Name of the model on the server.", shown="the bundle's folder")
-    max_length: int = again(FineTunedTeacher, "max_length", shown="what the model takes, at most 512")
+    max_length: int = again(FineTunedTeacher, "max_length", shown=TAKEN)
     out_of_scope: str = again(
         TaskSettings, "out_of_scope", shown="none", needs="data",
         help="Label of texts that the model has no answer to; they set the score below which it abstains.",

@@ -15,8 +15,8 @@ from compress.data.splits import read_splits
 from compress.data.task import Task
 from compress.data.texts import read_texts
 from compress.input_errors import Faults
+from compress.models.configurations import LINEAGE
 from compress.models.pretrained import (
-    LINEAGE,
     Opened,
     check_labels,
     head_fault,

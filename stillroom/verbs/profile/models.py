@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-from compress.models.configurations import check_stated, position_limit
+from compress.models.configurations import LONGEST_TEXT, check_stated, position_limit, usual_length
 from compress.models.sentence_pooling import MODULES, max_tokens_in
 from latency.candidates.candidate import Candidate, Reads, Runtime, missing
 from serve.bundle.manifest import MANIFEST
@@ -29,7 +29,6 @@ LABELS: dict[Runtime, str] = {
 }
 ON_CUDA_ALONE: tuple[Runtime, ...] = ("torch-cuda-graphs", "onnxruntime-tensorrt")
 ON_CPU_ALONE: tuple[Runtime, ...] = ("openvino",)
-LONGEST = 512  # tokens; what `run` and `export` cut texts at
 GRAPHS = "graphs"  # in the work folder: graphs that are exported only for timing
 UNNAMED = {"0": "LABEL_0", "1": "LABEL_1"}  # the default labels of transformers
 
@@ -235,7 +234,7 @@ def _reads(folder: Path) -> tuple[Reads | None, int]:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         limit = position_limit(SimpleNamespace(**{"model_type": "", "pad_token_id": 1, **config}))
-        length = min(LONGEST, limit or LONGEST)
+        length = min(usual_length(folder), limit or LONGEST_TEXT)
         heads = " ".join(config.get("architectures") or [])
         labels = config.get("id2label") or UNNAMED  # transformers does not save the default ones
         names = tuple(labels[key] for key in sorted(labels, key=int))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from compress.data.sampler import subset
+from compress.models.configurations import LONGEST_TEXT
 from compress.models.shapes import STUDENTS, Shape
 from compress.settings import RowColumns
 from latency.candidates.candidate import Runtime
@@ -22,7 +23,6 @@ from serve.text.tokenizer import load_tokenizer
 from stillroom.console import bar, say
 from stillroom.inputs.folders import check_out_folder
 from stillroom.verbs.profile import Profiling
-from stillroom.verbs.profile.models import LONGEST
 from stillroom.verbs.profile.run import (
     FILES,
     found_here,
@@ -96,7 +96,7 @@ def profile_paper(settings: Profiling, command: str = "") -> ProfileDocument:
             document = cast(ProfileDocument, {**so_far, **known, "paper": paper_rows(so_far)})
             return keep(document, settings, ended=ended)
 
-        tokenizer = load_tokenizer(models[0], LONGEST)
+        tokenizer = load_tokenizer(models[0], LONGEST_TEXT)
         with bar("timing") as shown:
             document = time_grid(
                 candidates, texts, tokenizer, grid_plan(settings), seed=settings.seed, progress=shown, machine=machine, keep=tell,

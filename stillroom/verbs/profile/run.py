@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from compress.data.columns import columns_of
 from compress.input_errors import Faults
+from compress.models.configurations import LONGEST_TEXT
 from latency.analysis.costs import add_costs
 from latency.analysis.pareto import Point, pareto_front, within_budget
 from latency.analysis.roofline import measured_peaks
@@ -30,7 +31,7 @@ from stillroom.inputs.folders import check_out_folder
 from stillroom.report.pages import can_write_pages, write_page, write_text
 from stillroom.report.profile_page import profile_markdown, profile_page
 from stillroom.verbs.profile import Profiling
-from stillroom.verbs.profile.models import LONGEST, ON_CUDA_ALONE, Ways, candidates_of, check_model, task_of
+from stillroom.verbs.profile.models import ON_CUDA_ALONE, Ways, candidates_of, check_model, task_of
 from stillroom.verbs.profile.speed_regression import (
     BEFORE,
     given_models,
@@ -292,7 +293,7 @@ def _tokenizer_for_all(candidates: Sequence[Candidate]) -> "tuple[Tokenizer, lis
             "No model has a tokenizer.json and a config.json of a model with a head beside it, so none can answer texts. "
             "Give at least one that has."
         )
-    tokenizers = [load_tokenizer(folder, length or LONGEST) for folder, length in folders.items()]
+    tokenizers = [load_tokenizer(folder, length or LONGEST_TEXT) for folder, length in folders.items()]
     smallest = min(tokenizers, key=lambda each: each.get_vocab_size())
     several = len({each.get_vocab_size() for each in tokenizers}) > 1
     note = "The models have different vocabularies: rows of the grid are tokenised with the smallest one, texts with each model's own."

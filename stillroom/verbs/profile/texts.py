@@ -14,13 +14,13 @@ from compress.data.sampler import subset
 from compress.data.splits import split_file
 from compress.data.task import Task
 from compress.data.texts import read_texts
+from compress.models.configurations import LONGEST_TEXT
 from compress.tasks import LABELLED, task_named
 from latency.measure.interleave import Progress, Worker
 from latency.measure.result_document import Metric
 from serve.errors import BadInput
 from serve.text.entity_markers import knows_markers
 from serve.text.tokenizer import load_tokenizer
-from stillroom.verbs.profile.models import LONGEST
 
 TIMED_TEXTS = 1_000  # at most; all texts are scored
 CALIBRATION_TEXTS = 128  # for int8 graphs that are made only for timing
@@ -156,7 +156,7 @@ def metrics_of(
             )
             continue
         if task.has_kinds:
-            markers = knows_markers(load_tokenizer(reads.folder, LONGEST))
+            markers = knows_markers(load_tokenizer(reads.folder, LONGEST_TEXT))
             try:
                 check_kind(given.examples, name, multi_label=reads.multi_label, markers=markers)
             except BadInput as error:

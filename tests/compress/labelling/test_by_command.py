@@ -251,6 +251,15 @@ def test_an_edited_row_that_cannot_be_taken_is_refused_and_the_file_stays(
     assert not (tmp_path / "out.jsonl.part").exists()
 
 
+def test_the_input_is_not_written(tmp_path: Path) -> None:
+    """Nor is its removal advised, as that of a file that holds other answers is."""
+    texts = write_rows(tmp_path / "texts.jsonl", examples(3, seed=3))
+    (tmp_path / "link.jsonl").symlink_to(texts)
+    for out in (texts, tmp_path / "link.jsonl"):
+        with pytest.raises(BadInput, match=rf"^--out {out} is the input file\. Give another file\.$"):
+            face.label([texts], out, command="cat", task="text-classification")
+
+
 def test_answers_are_kept_when_texts_are_added_to_the_input(tmp_path: Path) -> None:
     given = command(tmp_path)
     label(tmp_path, given, count=12)
@@ -393,3 +402,5 @@ def test_texts_without_an_answer_show_in_the_exit_code(
         "5 of 20 texts have no answer, more than the share of --max-unanswered" in " ".join(printed.err.split())
     ) == (code == 3)
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 20
+    assert guarded(lambda: app([each for each in arguments if each != "--json"])) == code
+    assert ("--teacher-labels" in capfd.readouterr().err) == (code == 0), "a next step for a file that lacks answers"

@@ -205,14 +205,19 @@ def test_a_text_that_is_always_refused_is_asked_again_by_the_next_call(
 
 
 def test_a_text_that_is_forbidden_is_an_error_of_its_text_once_another_is_answered(tmp_path: Path) -> None:
+    revoked: list[bool] = []
+
     def flags_one(endpoint: Endpoint, text: str, times: int) -> Any:
-        return 403 if text.endswith("3020") else good(endpoint, text, times)
+        return 403 if text.endswith("3020") or revoked else good(endpoint, text, times)
 
     with serving(flags_one) as endpoint:
         for before in (0, 39):  # the second call asks about that one alone
             document = label(endpoint, tmp_path, concurrency=2)
             assert (document["texts_before"], document["unanswered"]) == (before, 1)
             assert rows(tmp_path)[20]["error"] == "status 403: no"
+        revoked.append(True)
+        with pytest.raises(BadInput, match="status 403: no"):
+            label(endpoint, tmp_path, concurrency=2)
 
 
 def test_an_invalid_key_is_refused_and_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,6 +401,7 @@ def test_a_model_that_takes_its_own_temperature_alone_is_asked_without_one(tmp_p
     [
         401,
         402,
+        403,  # as a flagged text is, but so is a text that was answered before
         refused(403, code="insufficient_quota"),
         refused(429, type="insufficient_quota", code="insufficient_quota"),
         refused(429, code="insufficient_quota"),
@@ -420,7 +426,7 @@ def test_an_account_that_is_refused_ends_the_call_at_once_and_every_answer_is_ke
     with serving(used_up) as endpoint, pytest.raises(BadInput, match=r"status 4|status 503") as told:
         label(endpoint, tmp_path, count=200, concurrency=32, timeout_s=PATIENCE_S)
     assert "What was answered is kept: give the same command again" in str(told.value)
-    assert endpoint.asked.total() <= 60 + 32
+    assert endpoint.asked.total() <= 60 + 32 * (2 if refusal == 403 else 1)
     kept = [json.loads(line)["text"] for line in (tmp_path / "out.jsonl.part").read_text().splitlines()]
     assert sorted(kept) == sorted(answered)
 

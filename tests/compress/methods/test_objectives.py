@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compress.losses.outputs import logit_loss
-from compress.losses.tiled_relations import RelationFactors, tiled_loss
+from compress.losses.tiled_relations import RelationFactors, products_loss, tiled_loss
 from compress.losses.vectors import cosine_loss, direct_loss, hidden_loss, summed_hidden_loss
-from compress.methods.objectives import OutputTerm, output_losses
+from compress.methods.catalogue import Sizes, stages_of
+from compress.methods.objectives import OutputTerm, Projections, check_objective, output_losses
+from serve.errors import BadInput
 
 HEADS, WIDE, NARROW = 3, 8, 4  # widths of one head
 Array = np.ndarray
@@ -77,6 +79,10 @@ def direct(teacher: torch.Tensor, student: torch.Tensor, mask: torch.Tensor) -> 
     return direct_loss(teacher, student, projection.to(student.dtype), mask)
 
 
+def products(t: Array, s: Array) -> float:
+    return sum(float(((s[a] @ s[a].T - t[a] @ t[a].T) ** 2).mean()) for a in range(HEADS))
+
+
 def relation_in_tiles(teacher: torch.Tensor, student: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return tiled_loss("kl", RelationFactors(teacher), RelationFactors(student), mask)
 
@@ -102,6 +108,7 @@ LOSSES: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., float], str]]
     "scores mse": (in_tiles("mse"), tinybert_scores, "scores"),
     "relation kl": (relation_in_tiles, relation, "heads"),
     "direct": (direct, directminilm, "heads"),
+    "products": (products_loss, products, "heads"),
     "hidden mse": (hidden_loss, hidden_mse, "hidden"),
     "hidden half squares": (summed_hidden_loss, xtremedistil_hidden, "hidden"),
     "hidden cosine": (cosine_loss, cosine, "hidden"),
@@ -224,3 +231,28 @@ def test_answers_of_several_labels_are_compared_label_by_label() -> None:
     }
     for name, value in expected.items():
         assert found[name].item() == pytest.approx(value.item(), rel=1e-5), name
+
+
+def test_matrices_of_orthonormal_rows_stay_so_and_leave_products_as_they_are() -> None:
+    from transformers import BertConfig
+
+    teacher, student = (BertConfig(hidden_size=HEADS * width, num_attention_heads=HEADS) for width in (WIDE, NARROW))
+    objective = stages_of("directminilm-orthogonal", Sizes(12, 12, teacher.hidden_size, student.hidden_size))[
+        0
+    ].objective
+    maps = Projections(objective, teacher, student).double()
+    steps = torch.optim.AdamW(maps.parameters(), lr=0.1)
+    t, s, mask = (each.double() if each.is_floating_point() else each for each in drawn("direct", 0, 5))
+    losses = []
+    for _ in range(20):
+        steps.zero_grad()
+        loss = direct_loss(t, s, maps.maps["from keys"].weight, mask)
+        loss.backward()
+        steps.step()
+        losses.append(loss.item())
+    w = maps.maps["from keys"].weight.detach()
+    assert losses[-1] < losses[0]
+    torch.testing.assert_close(w @ w.mT, torch.eye(NARROW).double().expand(HEADS, -1, -1), rtol=0, atol=1e-6)
+    assert products_loss(s @ w, s, mask).item() < 1e-9
+    with pytest.raises(BadInput, match="a student no wider than its teacher"):
+        check_objective(objective, student, teacher)

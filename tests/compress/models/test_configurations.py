@@ -9,17 +9,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_task import make_teacher
 from tokenizers import Tokenizer
 from transformers import AutoModelForSequenceClassification
 
 import stillroom
 from compress.models.answering import open_answering
 from compress.models.pretrained import load, open_model
+from compress.models.sentence_encoder import open_encoder
 from compress.runs.lineage import read_lineage, save_with_lineage
 from compress.runs.open_task import usable_length
 from compress.tasks import TEXT_CLASSIFICATION, task_of
 from serve.errors import BadInput
 from serve.text.tokenizer import load_tokenizer
+from stillroom.verbs.profile.models import Ways, candidates_of
 
 Change = Callable[..., None]
 HARMLESS: list[dict[str, object]] = [
@@ -138,6 +141,15 @@ def test_longer_texts_are_read_where_they_are_asked_for_and_the_model_can_read_t
         usable_length(33, opened)
     save_with_lineage(load(opened, TEXT_CLASSIFICATION), opened, tmp_path / "short", {}, max_length=32)
     assert "max_length" not in read_lineage(tmp_path / "short")
+
+
+def test_a_model_that_was_trained_here_on_longer_texts_is_asked_and_timed_with_these(tmp_path: Path) -> None:
+    opened = open_model(str(make_teacher(tmp_path / "long", num_hidden_layers=1, max_position_embeddings=1024)))
+    made = tmp_path / "made"
+    save_with_lineage(load(opened, TEXT_CLASSIFICATION, ("a", "b")), opened, made, {}, max_length=600)
+    (timed,) = candidates_of(made, Ways(runtimes=("torch",)), tmp_path, [])
+    lengths = (open_answering(str(made), task_of).max_length, open_encoder(str(made)).max_length, timed.max_length)
+    assert lengths == (600, 600, 600)
 
 
 def test_a_checkpoint_that_learned_from_longer_texts_reads_them_so_everywhere(

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from transformers import AutoModel
 
-from compress.models.pretrained import LINEAGE, open_model
+from compress.models.configurations import LINEAGE
+from compress.models.pretrained import open_model
 from compress.runs import task_stages
 from compress.runs.lineage import base_model_of, loss_warnings, read_lineage, save_with_lineage
 from serve.errors import BadInput

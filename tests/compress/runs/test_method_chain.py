@@ -81,6 +81,8 @@ def test_the_losses_of_xtremedistil_are_means_and_the_printed_ones_sums() -> Non
     printed = {("embeddings half squares", 1 / 3), ("hidden half squares", 1 / 3), ("attention squares", 1 / 3)}
     assert losses("xtremedistil-printed") == printed
     assert losses("xtremedistil-no-attention") == {("embeddings mse", 1), ("hidden mse", 1)}
+    (last,) = method_chain("xtremedistil-last-layer", STUDENT, TEACHER).stages[0][0].objective.layers
+    assert (last.name, last.student_layer, last.teacher_layer) == ("hidden mse", 3, 6)
 
 
 def test_a_map_that_trains_no_last_layer_is_refused() -> None:

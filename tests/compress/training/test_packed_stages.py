@@ -16,7 +16,7 @@ from compress.data.corpus import CorpusText, Piece
 from compress.distributed import ProcessShare
 from compress.losses.outputs import total
 from compress.methods.catalogue import METHODS, Stage, stages_of
-from compress.methods.objectives import LayerTerm, Projections
+from compress.methods.objectives import DIRECT, LayerTerm, Projections
 from compress.models.activations import Activations, read
 from compress.models.families import FAMILIES
 from compress.training.stage import step_losses
@@ -65,7 +65,10 @@ def by_the_paper(term: LayerTerm, theirs: Activations, ours: Activations, heads:
         apart = functional.kl_div(attention(ours, term.student_layer), target, reduction="none", log_target=True)
         return apart.sum(dim=-1).mean()
     teacher, student = theirs[term.of, term.teacher_layer], ours[term.of, term.student_layer]
-    if term.loss == "direct":
+    if term.loss == "products":
+        (t, s) = (split(x, heads) for x in (teacher, student))
+        return (s @ s.transpose(1, 2) - t @ t.transpose(1, 2)).square().mean(dim=(1, 2)).sum()
+    if term.loss in DIRECT:
         apart = split(teacher, heads) - split(student, heads) @ maps.maps[f"from {term.projection}"].weight
         return apart.square().mean(dim=(1, 2)).sum()
     assert term.loss == "mse"

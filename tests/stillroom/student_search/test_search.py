@@ -149,6 +149,8 @@ def test_the_same_call_again_trains_and_times_nothing(
 def test_more_trials_train_only_the_new_ones(
     found: dict[str, Any], given: dict[str, Any], copied: Path, trained: list[str]
 ) -> None:
+    for trial in copied.with_name("again.work").glob("trial-*"):  # the interval of an earlier version, by another rule
+        (trial / "trial.json").write_text('{"value": 0.5, "low": 0.0, "high": 1.0}')
     more = search(**given | {"trials": 4}, out=str(copied))
     before, after = scores_of(found), scores_of(more)
     assert before.items() <= after.items()
