@@ -46,7 +46,7 @@ RETRIED = (Overloaded.http_status, Unavailable.http_status)
 SHOWN_CHARACTERS = 200  # of an answer that does not come from this server
 PIECE_BYTES = 1 << 16
 # What one request holds, by the server's own defaults.
-REQUEST_TEXTS = 1024
+REQUEST_TEXTS = 2048
 REQUEST_BYTES = 1_000_000
 
 

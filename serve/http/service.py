@@ -306,7 +306,7 @@ class Service:
             self.models[name] = new
             self._replaced.add(old)
             self.metrics.reloads.labels(name, "done").inc()
-            log.warning("model %r is now %s", name, new.manifest.digest[:12])
+            log.info("model %r is now %s", name, new.manifest.digest[:12])
             await old.stop()
             self._replaced.remove(old)
             del old

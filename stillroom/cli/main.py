@@ -36,10 +36,7 @@ MAIN_SPEAKS_S = 10.0  # how long the other processes wait for the main one to me
 LAUNCHED_VERBS = ("distill", "finetune", "run")  # which several processes may be started for
 TRAINING_VERBS = (*LAUNCHED_VERBS, "benchmark", "compare", "label", "search", "select", "transfer", "demo")
 
-STOPPED = (
-    "Stopped. To resume `run`, `distill`, `finetune`, `compare`, `transfer`, `search`, `benchmark`, `label` or `annotate`, "
-    "give the same command again."
-)
+RESUMED_VERBS = (*LAUNCHED_VERBS, "compare", "transfer", "search", "benchmark", "label", "annotate", "demo")
 OF_A_TOKENIZER = (
     "Most often it is a tokenizer that cannot read a text of the data. Save the model's tokenizer again with transformers, or leave that "
     "text out."
@@ -156,7 +153,8 @@ def guarded(call: Callable[[], Any]) -> int:
         return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except (click.Abort, KeyboardInterrupt):
         distributed.failed("it was stopped")
-        say(STOPPED)
+        verb = next((word for word in sys.argv[1:] if word in app.commands), "")
+        say(f"Stopped. The same command {'resumes' if verb in RESUMED_VERBS else 'starts over'}.")
         return 130
     except click.ClickException as usage:
         distributed.failed(usage.format_message())
