@@ -90,8 +90,8 @@ def own_answers(code: str, url: str, texts: list[str], bundles: Path) -> list[An
 
 
 def letters(text: str) -> str:
-    """`text` without blanks and capitals, which differ where an answer is put together from tokens."""
-    return "".join(text.lower().split())
+    """`text` without blanks, capitals and marks of tokens, which differ where an answer is put together from tokens."""
+    return "".join(text.lower().replace("##", "").split())
 
 
 def answered(told: list[str], own: list[str]) -> tuple[list[str], list[str]]:
