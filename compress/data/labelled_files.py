@@ -127,7 +127,9 @@ def check_there(path: Path) -> None:
         BadInput: it is a folder, or does not exist.
     """
     if not path.is_file():
-        raise BadInput(f"{path} is not a file. Give a file that ends in {one_of(SUFFIXES)}.")
+        raise BadInput(
+            f"{path} is {'a folder' if path.is_dir() else 'not a file'}. Give a file that ends in {one_of(SUFFIXES)}."
+        )
 
 
 def read_file(path: Path, task: Task, columns: Columns) -> LabelledFile:

@@ -19,7 +19,7 @@ from compress.data.row_fields import BadRows, Fault, note
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
 from serve.files import disk_errors_reported, lock_at, replacing
-from serve.wording import counted
+from serve.wording import all_of, counted
 
 ERROR, TOKENS = "error", "paid_tokens"
 """Fields of a row: why it has no answer, and the tokens of the prompt and of the completion that were paid for it."""
@@ -62,11 +62,14 @@ class Journal:
 
     def __enter__(self) -> "Journal":
         before = _read(self.lineage_file)
-        same = before is not None and _compared(before) == _compared(self.lineage)
+        then, now = _compared(before or {}), _compared(self.lineage)
+        differ = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+        same = before is not None and not differ
         there = self.out if self.out.exists() else self.part
         if not same and (there is self.out or (before is not None and there.exists() and there.stat().st_size)):
             raise BadInput(
-                f"--out {there} exists, and holds other answers than these. Remove it, or give another file."
+                f"--out {there} exists, and holds other answers than these"
+                f"{f': their {all_of(differ)} differ' if before else ''}. Remove it, or give another file."
             )
         self._file = self.part.open("a+b")
         if not lock_at(self.part, self._file.fileno()):

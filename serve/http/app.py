@@ -145,7 +145,9 @@ def cores_of(settings: ServeSettings, taken: MutableSequence[int] | memoryview, 
 def check_names(names: Sequence[str], aliases: Mapping[str, str]) -> None:
     """BadInput if two models have one name, or an alias is of no model or has the name of one."""
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise BadInput(f"several bundles have the name {', '.join(map(repr, twice))}; export one of them again with --name")
+        raise BadInput(
+            f"several bundles have the name {', '.join(map(repr, twice))}; export one of them again with --name"
+        )
     for alias, name in aliases.items():
         if name not in names or alias in names:
             reason = "a bundle has this name" if alias in names else f"the bundles are {', '.join(map(repr, names))}"

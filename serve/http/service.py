@@ -297,6 +297,10 @@ class Service:
         for name, old in list(self.models.items()):
             try:
                 new = await in_a_thread(old.opened_again, OPEN_S)
+                if new.task is not old.task:
+                    raise BundleError(
+                        f"{shown(new.source)} now holds a model for {new.task.kind}, not for {old.task.kind}; restart the server to serve it"
+                    )
                 new.on_broken = self.on_broken
                 await new.start()
             except Exception as error:  # runtimes have their own, such as for lack of memory

@@ -109,9 +109,7 @@ def _advice(timings: Sequence[Any], cores: int) -> str:
         (len(short), "The time was too short for"),
     ]
     count, cause = max(causes, key=lambda each: each[0])
-    others = (
-        "close other programs and run `stillroom profile` again" if loaded or unsteady else "run `stillroom profile`"
-    )
-    longer = " with a longer `--seconds`" if short else ""
+    others = "close other programs and time again" if loaded or unsteady else "time again"
+    longer = " for longer (`--latency-seconds`; of `profile` `--seconds`)" if short else ""
     timed = f"{count} of {counted(len(timings), 'timing')}"
     return f"{cause} {timed}: {others}{longer} for narrower intervals."

@@ -30,22 +30,23 @@ def document(*timings: dict[str, Any]) -> ProfileDocument:
     [
         (
             [measured(other_load_cores=0.36), measured(other_load_cores=0.2)],
-            "Other processes used up to 18\N{NO-BREAK SPACE}% of the cores during 2 of 4 timings: close other programs and run "
-            "`stillroom profile` again for narrower intervals.",
+            "Other processes used up to 18\N{NO-BREAK SPACE}% of the cores during 2 of 4 timings: close other programs and "
+            "time again for narrower intervals.",
         ),
         (
             [measured(WIDE)],
-            "Times varied by more than 10\N{NO-BREAK SPACE}% within 1 of 4 timings: close other programs and run "
-            "`stillroom profile` again for narrower intervals.",
+            "Times varied by more than 10\N{NO-BREAK SPACE}% within 1 of 4 timings: close other programs and "
+            "time again for narrower intervals.",
         ),
         (
             [measured(STEADY[:60]), measured(stopped="time")],
-            "The time was too short for 2 of 4 timings: run `stillroom profile` with a longer `--seconds` for narrower intervals.",
+            "The time was too short for 2 of 4 timings: time again for longer "
+            "(`--latency-seconds`; of `profile` `--seconds`) for narrower intervals.",
         ),
         (
             [measured(stopped="time"), measured(stopped="time", other_load_cores=1.0)],
-            "The time was too short for 2 of 4 timings: close other programs and run `stillroom profile` again with a longer "
-            "`--seconds` for narrower intervals.",
+            "The time was too short for 2 of 4 timings: close other programs and time again for longer "
+            "(`--latency-seconds`; of `profile` `--seconds`) for narrower intervals.",
         ),
     ],
     ids=["other-work", "unsteady", "too-short", "the-commonest-cause-and-every-remedy"],

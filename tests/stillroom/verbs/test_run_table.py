@@ -55,7 +55,7 @@ def test_a_run_says_what_narrows_the_intervals_of_its_timings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     doubt = (
-        "Times varied by more than 10\N{NO-BREAK SPACE}% within 1 of 2 timings: close other programs and run `stillroom profile` again "
+        "Times varied by more than 10\N{NO-BREAK SPACE}% within 1 of 2 timings: close other programs and time again "
         "for narrower intervals."
     )
     doubted = write_report(tmp_path / "doubted", doubts=["drifted", "wide spread"])
