@@ -29,8 +29,7 @@ ATOL = 1e-4  # float32 logits summed in two orders differ by 1e-6 to 1e-5 at 6x3
 def read_promise(text: str) -> tuple[PromiseKind, float]:
     """The kind and the share in `text`, such as `precision=0.95`.
 
-    Raises:
-        BadInput: it is of another form, or the share is not between 0 and 1.
+    Raises BadInput: it is of another form, or the share is not between 0 and 1.
     """
     kind, _, share = text.partition("=")
     try:
@@ -48,8 +47,7 @@ def read_promise(text: str) -> tuple[PromiseKind, float]:
 class VariantSettings(Settings):
     """Which variants to make of a checkpoint, and their gates.
 
-    Raises:
-        BadInput: a setting is out of range, or OpenVINO is asked for but not installed or unable to read the file.
+    Raises BadInput: a setting is out of range, or OpenVINO is asked for but not installed or unable to read the file.
     """
 
     variants: tuple[Precision, ...] = ("fp32", "int8")

@@ -2,17 +2,15 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from latency.candidates.candidate import Candidate, size_bytes
 from latency.candidates.end_to_end import Text
-from latency.measure.interleave import Progress, StoppingRule, Worker, measure, start_workers
-from latency.measure.machine import MachineFacts, machine_facts
-from latency.measure.result_document import CandidateRow, ModelRow, ProfileDocument, RatioRow, Work
+from latency.measure.interleave import Progress, StoppingRule, Worker, Workload, from_texts, measure, start_workers
+from latency.measure.machine import machine_facts
 from latency.measure.statistics import Measurement, ratio
-from latency.measure.workloads import Workload, from_texts
 from latency.scenarios import offline, server, single_stream
 from serve.errors import BadInput
 
@@ -52,9 +50,9 @@ def time_grid(
     metrics: Mapping[str, float] | None = None,
     seed: int = 0,
     progress: Progress | None = None,
-    machine: MachineFacts | None = None,
-    keep: Callable[[ProfileDocument], object] = lambda _: None,
-) -> ProfileDocument:
+    machine: dict[str, Any] | None = None,
+    keep: Callable[[dict[str, Any]], object] = lambda _: None,
+) -> dict[str, Any]:
     """Times `candidates` on every batch size and length in tokens, and compares each with the first, the reference.
 
     `metrics` holds the task metric by candidate name; `machine` is read now if it is not given. `keep` gets the document
@@ -66,7 +64,7 @@ def time_grid(
     if unknown:
         raise BadInput(f"metrics were given for {', '.join(unknown)}; the candidates are {', '.join(names)}")
     machine = machine or machine_facts()  # before measuring, which would raise the load average
-    document = ProfileDocument(machine=machine, candidates=[], ratios=[])
+    document: dict[str, Any] = {"machine": machine, "candidates": [], "ratios": []}
     workloads = grid(texts, tokenizer, plan)
     with start_workers(candidates, workloads, progress=progress) as workers:
         clock = _Clock(progress, plan.seconds)
@@ -88,9 +86,9 @@ def grid(texts: Sequence[str], tokenizer: "Tokenizer", plan: Plan) -> list[Workl
 class Timed(NamedTuple):
     """The results so far of `time_all`."""
 
-    candidates: list[CandidateRow]
-    ratios: list[RatioRow]
-    models: dict[str, ModelRow]  # by name
+    candidates: list[dict[str, Any]]
+    ratios: list[dict[str, Any]]
+    models: dict[str, dict[str, Any]]  # by name
 
 
 def time_all(
@@ -114,22 +112,22 @@ def time_all(
     grid_s, stream_s, offline_s = (share * plan.seconds for share in shares)
     server_s = len(reading) * plan.server_seconds if plan.bound_ms is not None else 0.0
     clock = _Clock(progress, plan.seconds + server_s)
-    rows = {
-        name: ModelRow(
-            name=name,
-            model=str(worker.candidate.path),
-            runtime=worker.candidate.runtime,
-            precision=worker.candidate.precision,
-            device=worker.candidate.device,
-            threads=worker.candidate.threads,
-            cost={
+    rows: dict[str, dict[str, Any]] = {
+        name: {
+            "name": name,
+            "model": str(worker.candidate.path),
+            "runtime": worker.candidate.runtime,
+            "precision": worker.candidate.precision,
+            "device": worker.candidate.device,
+            "threads": worker.candidate.threads,
+            "cost": {
                 "cold_start_ms": round(worker.loaded["cold_start_ms"], 1),
                 "load_ms": round(worker.loaded["load_ms"], 1),
                 "first_answer_ms": round(worker.loaded["first_answer_ms"], 2),
                 "size_bytes": size_bytes(worker.candidate),
             },
-            notes=[],
-        )
+            "notes": [],
+        }
         for name, worker in workers.items()
     }
     timed = Timed([], [], rows)
@@ -159,13 +157,13 @@ def time_all(
                 rows[name]["server"] = server(worker, texts, rate, plan.bound_ms, seed=seed, seconds=seconds)
                 keep(timed)
     for name, worker in workers.items():
-        memory, cost = worker.memory(), rows[name]["cost"]
+        memory, cost = worker.ask("memory"), rows[name]["cost"]
         if memory["steady_bytes"] is not None:
             cost["memory_steady_bytes"] = memory["steady_bytes"]
         if memory["peak_bytes"] is not None:
             cost["memory_peak_bytes"] = memory["peak_bytes"]
         if plan.operators and worker.candidate.runtime == "onnxruntime" and worker.candidate.device == "cpu":
-            found = worker.operators(workloads[0].input_ids[:1].tolist())
+            found = worker.ask("operators", input_ids=workloads[0].input_ids[:1].tolist())
             if found["top"]:
                 rows[name]["operators"] = found
     return timed
@@ -190,16 +188,16 @@ class _Clock:
         return shown
 
 
-def work_of(texts: Sequence[Text], tokenizer: "Tokenizer", source: str) -> Work:
+def work_of(texts: Sequence[Text], tokenizer: "Tokenizer", source: str) -> dict[str, Any]:
     """The lengths in tokens of the timed texts, pairs included."""
     lengths = [len(encoding) for encoding in tokenizer.encode_batch(list(texts))]
     percentiles = {f"p{percent}": float(np.percentile(lengths, percent)) for percent in (50, 90, 99)}
-    return Work(
-        source=source,
-        texts=len(texts),
-        tokens_mean=round(float(np.mean(lengths)), 2),
-        tokens_percentiles={**percentiles, "max": float(max(lengths))},
-    )
+    return {
+        "source": source,
+        "texts": len(texts),
+        "tokens_mean": round(float(np.mean(lengths)), 2),
+        "tokens_percentiles": {**percentiles, "max": float(max(lengths))},
+    }
 
 
 def _time_grid(
@@ -209,7 +207,7 @@ def _time_grid(
     seconds: float,
     seed: int,
     clock: _Clock,
-) -> Iterator[tuple[list[CandidateRow], list[RatioRow]]]:
+) -> Iterator[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
     """Yields the rows and ratios of each workload after it is timed."""
     each_s = seconds / len(workloads)
     for workload in workloads:
@@ -220,31 +218,30 @@ def _time_grid(
         for found in (ratio(measured[0], each) for each in measured[1:]):
             value, low, high = (round(share, 4) for share in found[2:])
             batch, tokens = workload.batch, workload.tokens
-            ratios.append(RatioRow(a=found.a, b=found.b, ratio=value, low=low, high=high, batch=batch, tokens=tokens))
+            ratios.append(
+                {"a": found.a, "b": found.b, "ratio": value, "low": low, "high": high, "batch": batch, "tokens": tokens}
+            )
         yield rows, ratios
 
 
-def _row(candidate: Candidate, measured: Measurement, seed: int) -> CandidateRow:
+def _row(candidate: Candidate, measured: Measurement, seed: int) -> dict[str, Any]:
     assert measured.tokens is not None
-    return CandidateRow(
-        name=candidate.name,
-        runtime=candidate.runtime,
-        precision=candidate.precision,
-        device=candidate.device,
-        batch=measured.batch,
-        tokens=measured.tokens,
-        p50_ms=round(measured.p50_ms, 4),
-        p90_ms=round(measured.p90_ms, 4),
-        p95_ms=round(measured.p95_ms, 4),
-        p99_ms=round(measured.p99_ms, 4),
-        intervals_ms={
+    return {
+        "name": candidate.name,
+        "runtime": candidate.runtime,
+        "precision": candidate.precision,
+        "device": candidate.device,
+        "batch": measured.batch,
+        "tokens": measured.tokens,
+        **measured.percentiles_ms(),
+        "intervals_ms": {
             name: [round(low, 4), round(high, 4)] for name, (low, high) in measured.intervals_ms(seed).items()
         },
-        texts_per_s=round(measured.texts_per_s, 1),
-        size_bytes=size_bytes(candidate),
-        doubts=measured.doubts(),
-        warmup=measured.warmup,
-        conditions=measured.conditions,
-        samples_ms=list(measured.samples_ms),
-        turn_sizes=list(measured.turn_sizes),
-    )
+        "texts_per_s": round(measured.texts_per_s, 1),
+        "size_bytes": size_bytes(candidate),
+        "doubts": measured.doubts(),
+        "warmup": measured.warmup,
+        "conditions": measured.conditions,
+        "samples_ms": list(measured.samples_ms),
+        "turn_sizes": list(measured.turn_sizes),
+    }

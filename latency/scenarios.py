@@ -12,18 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from latency.candidates.candidate import Candidate
-from latency.load.arrivals import highest_rate, late_allowed, poisson_s
-from latency.measure.interleave import Progress, StoppingRule, Worker, interleave_turns, measurement_of
-from latency.measure.result_document import Offline, Server, SingleStream, SweepRow, Trial
+from latency.load.driver import highest_rate, late_allowed, poisson_s
+from latency.measure.interleave import Progress, StoppingRule, Worker, Workload, interleave_turns, measurement_of
 from latency.measure.statistics import Measurement, paired_ratio, ratio
-from latency.measure.worker import OfflineTurn, StreamTurn
-from latency.measure.workloads import Workload
 from serve.errors import BadInput
 
 PARTS = ("tokenise", "run", "decode")
@@ -50,7 +47,7 @@ def single_stream(
     patience: StoppingRule,
     seed: int = 0,
     progress: Progress | None = None,
-) -> dict[str, SingleStream]:
+) -> dict[str, dict[str, Any]]:
     """Times each candidate from text to answer, one text at a time, in an order drawn from `seed`.
 
     In a turn every candidate gets the same few texts, so the lengths are equal. The turns go through all texts.
@@ -66,29 +63,26 @@ def single_stream(
         pass_ms = sum(worker.stream(chosen(0), 1)["samples_ms"])
         passes[name] = max(1, round(1e3 * patience.turn_seconds / pass_ms))
 
-    def take(worker: Worker, turn: int) -> StreamTurn:
+    def take(worker: Worker, turn: int) -> Any:
         return worker.stream(chosen(turn), passes[worker.candidate.name])
 
     logs, stopped = interleave_turns(workers, take, lambda each: each["samples_ms"], patience, seed, progress)
-    rows: dict[str, SingleStream] = {}
+    rows: dict[str, dict[str, Any]] = {}
     first: Measurement | None = None
     for name, log in logs.items():
         measured = measurement_of(workers[name], log, stopped, batch=1, tokens=None)
         samples = [sample for turn in log.turns for sample in turn["samples"]]
         parts_ms = np.median(np.array(samples)[:, 1:], axis=0)
-        rows[name] = SingleStream(
-            p50_ms=round(measured.p50_ms, 4),
-            p90_ms=round(measured.p90_ms, 4),
-            p95_ms=round(measured.p95_ms, 4),
-            p99_ms=round(measured.p99_ms, 4),
-            intervals_ms=measured.intervals_ms(seed),
-            texts_per_s=round(1000 / float(np.mean(measured.samples_ms)), 1),
-            parts_ms={part: round(float(ms), 4) for part, ms in zip(PARTS, parts_ms, strict=True)},
-            doubts=measured.doubts(),
-            conditions=measured.conditions,
-            samples=samples,
-            turn_sizes=list(measured.turn_sizes),
-        )
+        rows[name] = {
+            **measured.percentiles_ms(),
+            "intervals_ms": measured.intervals_ms(seed),
+            "texts_per_s": round(1000 / float(np.mean(measured.samples_ms)), 1),
+            "parts_ms": {part: round(float(ms), 4) for part, ms in zip(PARTS, parts_ms, strict=True)},
+            "doubts": measured.doubts(),
+            "conditions": measured.conditions,
+            "samples": samples,
+            "turn_sizes": list(measured.turn_sizes),
+        }
         if first:
             rows[name]["over_first"] = [round(x, 4) for x in ratio(first, measured)[2:]]
         first = first or measured
@@ -103,7 +97,7 @@ def offline(
     patience: StoppingRule,
     seed: int = 0,
     progress: Progress | None = None,
-) -> dict[str, Offline]:
+) -> dict[str, dict[str, Any]]:
     """The throughput of each candidate on all texts at once, in alternating turns of one pass each.
 
     All get the same texts: as many as the slowest answers in `OFFLINE_PASS_S`, by its single-stream rate, at least 64.
@@ -115,24 +109,24 @@ def offline(
         tried = [[worker.offline(count, tokens) for _ in range(2)][1]["wall_s"] for tokens in BATCH_TOKENS]
         budgets[name] = BATCH_TOKENS[int(np.argmin(tried))]
 
-    def take(worker: Worker, _turn: int) -> OfflineTurn:
+    def take(worker: Worker, _turn: int) -> Any:
         return worker.offline(count, budgets[worker.candidate.name])
 
     logs, _ = interleave_turns(workers, take, lambda each: [1e3 * each["wall_s"]], patience, seed, progress)
-    rows: dict[str, Offline] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for name, log in logs.items():
         passes_s = np.array([turn["wall_s"] for turn in log.turns])
         tokens, padded = log.turns[0]["tokens"], log.turns[0]["padded_tokens"]
         rate, low, high = paired_ratio([np.array([count])] * len(passes_s), [np.array([x]) for x in passes_s])
-        rows[name] = Offline(
-            texts=count,
-            texts_per_s=round(rate, 1),
-            interval=[round(low, 1), round(high, 1)],
-            tokens_per_s=round(tokens * rate / count, 1),
-            padding_share=round(1 - tokens / padded, 4),
-            batch_tokens=budgets[name],
-            passes_s=[round(float(x), 5) for x in passes_s],
-        )
+        rows[name] = {
+            "texts": count,
+            "texts_per_s": round(rate, 1),
+            "interval": [round(low, 1), round(high, 1)],
+            "tokens_per_s": round(tokens * rate / count, 1),
+            "padding_share": round(1 - tokens / padded, 4),
+            "batch_tokens": budgets[name],
+            "passes_s": [round(float(x), 5) for x in passes_s],
+        }
         if log.joules is not None:
             rows[name]["joules_per_text"] = round(log.joules / (count * len(passes_s)), 6)
     return rows
@@ -140,14 +134,14 @@ def offline(
 
 def server(
     worker: Worker, texts: int, offline_texts_per_s: float, bound_ms: float, *, seed: int = 0, seconds: float = 20.0
-) -> Server:
+) -> dict[str, Any]:
     """The highest rate of arrivals at which the candidate's p99 stays within `bound_ms`, and every rate that was tried.
 
     One process answers, and batches waiting texts. A trial lasts a seventh of `seconds`, or longer to reach 100 queries (20
     for a slow model), and ends as soon as its p99 cannot stay within the bound. The search is between 0.1 and 1.2 times the
     offline rate. Candidates do not alternate here, so only large differences between their rates mean something.
     """
-    trials: list[Trial] = []
+    trials: list[dict[str, Any]] = []
     rng = np.random.default_rng(seed)
 
     def holds(rate_per_s: float) -> bool:
@@ -161,20 +155,21 @@ def server(
             late_allowed=late_allowed(queries),
         )
         p50_ms, p99_ms = np.percentile(turn["latencies_ms"], [50, 99])
+        held = bool(p99_ms <= bound_ms and not turn["cut_short"])
         trials.append(
-            Trial(
-                rate_per_s=round(rate_per_s, 2),
-                queries=len(turn["latencies_ms"]),
-                p50_ms=round(float(p50_ms), 4),
-                p99_ms=round(float(p99_ms), 4),
-                held=bool(p99_ms <= bound_ms and not turn["cut_short"]),
-                latencies_ms=turn["latencies_ms"],
-            )
+            {
+                "rate_per_s": round(rate_per_s, 2),
+                "queries": len(turn["latencies_ms"]),
+                "p50_ms": round(float(p50_ms), 4),
+                "p99_ms": round(float(p99_ms), 4),
+                "held": held,
+                "latencies_ms": turn["latencies_ms"],
+            }
         )
-        return trials[-1]["held"]
+        return held
 
     found = highest_rate(holds, SOUGHT[0] * offline_texts_per_s, SOUGHT[1] * offline_texts_per_s)
-    return Server(bound_ms=bound_ms, rate_per_s=round(found, 2), trials=trials)
+    return {"bound_ms": bound_ms, "rate_per_s": round(found, 2), "trials": trials}
 
 
 def trial_queries(rate_per_s: float, seconds: float) -> int:
@@ -193,7 +188,7 @@ def sweep(
     turns: int = 5,
     seed: int = 0,
     progress: Progress | None = None,
-) -> list[SweepRow]:
+) -> list[dict[str, Any]]:
     """Times `candidate` on `workload` in each combination of `ways(cores)`, whatever its own number of threads.
 
     All processes are loaded at once, and idle ones block on a read. In a turn each combination runs for `seconds / turns`, in
@@ -280,16 +275,16 @@ def _take(worker: Worker, workload: Workload, seconds: float) -> DrivenTurn:
     return DrivenTurn(ended_s - np.cumsum(calls_ms[::-1])[::-1] / 1000.0, calls_ms, ended_s)
 
 
-def sweep_row(name: str, batch: int, way: Way, turns_ms: Sequence[Sequence[Floats]]) -> SweepRow:
+def sweep_row(name: str, batch: int, way: Way, turns_ms: Sequence[Sequence[Floats]]) -> dict[str, Any]:
     """The row of one combination, from its call times by turn and process."""
     threads, processes = way
     by_process_ms = [np.concatenate(turns) for turns in zip(*turns_ms, strict=True)]
     p50_ms, p99_ms = np.percentile(np.concatenate(by_process_ms), [50, 99])
-    return SweepRow(
-        name=name,
-        threads=threads,
-        processes=processes,
-        p50_ms=round(float(p50_ms), 4),
-        p99_ms=round(float(p99_ms), 4),
-        texts_per_s=round(sum(batch * 1000.0 / float(calls_ms.mean()) for calls_ms in by_process_ms), 1),
-    )
+    return {
+        "name": name,
+        "threads": threads,
+        "processes": processes,
+        "p50_ms": round(float(p50_ms), 4),
+        "p99_ms": round(float(p99_ms), 4),
+        "texts_per_s": round(sum(batch * 1000.0 / float(calls_ms.mean()) for calls_ms in by_process_ms), 1),
+    }

@@ -45,8 +45,7 @@ from compress.runs.distill import distill
 from compress.runs.hardware import same_bits
 from compress.runs.lineage import read_lineage, save_with_lineage
 from compress.runs.method_chain import method_chain
-from compress.runs.method_stages import run_method
-from compress.runs.method_trainings import method_inputs, with_head
+from compress.runs.method_trainings import method_inputs, run_method, with_head
 from compress.runs.open_task import open_task
 from compress.runs.resumable_stages import TRAINING, Workdir
 from compress.runs.soft_labels import make_soft_labels, read_confidence, read_soft_labels

@@ -37,8 +37,7 @@ from compress.models.pretrained import Opened, load_encoder, open_model, open_to
 from compress.runs.hardware import same_bits
 from compress.runs.lineage import save_with_lineage
 from compress.runs.method_chain import Link
-from compress.runs.method_stages import run_method
-from compress.runs.method_trainings import MethodInputs, fit_head
+from compress.runs.method_trainings import MethodInputs, fit_head, run_method
 from compress.runs.resumable_stages import Workdir
 from compress.runs.stages import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
 from compress.training.loop import StageSettings

@@ -21,10 +21,9 @@ import numpy as np
 import onnxruntime as ort
 
 from latency.candidates.candidate import Candidate
-from latency.measure.interleave import Worker, start_workers, timing_environment
+from latency.measure.interleave import Worker, Workload, start_workers, timing_environment
 from latency.measure.statistics import paired_ratio
 from latency.measure.worker import inputs_of
-from latency.measure.workloads import Workload
 from serve.model.session import onnxruntime_options
 from serve.tasks import open_bundle
 

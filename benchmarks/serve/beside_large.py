@@ -27,7 +27,7 @@ import numpy as np
 from running import Place, Server, drive, endpoint, post, results_of, serving, text_body
 
 from compress.data.texts import read_texts
-from latency.load.arrivals import poisson_s
+from latency.load.driver import poisson_s
 from latency.measure.machine import machine_facts
 from serve.model.pipeline import Pipeline
 

@@ -38,10 +38,8 @@ class Answer:
 def answer_in(row: object, task: Task, columns: Columns = USUAL) -> Answer | None:
     """The answer in `row`; None if it has the text alone, or null in place of an answer.
 
-    A field that `columns` name otherwise may also have its usual name, which is what `stillroom label` writes.
-
-    Raises:
-        ValueError: the row has a fault; the message describes it.
+    A field that `columns` name otherwise may also have its usual name, which is what `stillroom label` writes. Raises ValueError:
+    the row has a fault; the message describes it.
     """
     named = _names_in(row, columns)
     example = unlabelled_example(row, named, alone=task.labels_words)
@@ -142,9 +140,7 @@ def probability_in(given: object, what: str) -> float:
 def read_asked(path: Path, task: Task, columns: Columns, role: str) -> list[Example]:
     """The texts of the file that the flag `role` names, without their labels; words with tags are read as the text that they make.
 
-    Raises:
-        BadInput: no such file, another format, or no text in it.
-        BadRows: rows have faults, all of which it lists.
+    Raises BadInput: no such file, another format, or no text in it. BadRows: rows have faults, all of which it lists.
     """
     suffix = suffix_of(path)
     if suffix == ".txt" and task.labels_words and path.is_file() and looks_like_columns(path, tagged=True):

@@ -335,11 +335,7 @@ def _steps_of(words: np.ndarray) -> np.ndarray:
 
 
 def masking_of(tokenizer: Tokenizer, size: int, *, whole_words: bool = False) -> Masking:
-    """The masking for a tokenizer and a vocabulary of `size` rows.
-
-    Raises:
-        BadInput: the tokenizer has no mask token.
-    """
+    """The masking for a tokenizer and a vocabulary of `size` rows. Raises BadInput: the tokenizer has no mask token."""
     for token in ("[MASK]", "<mask>"):
         found = tokenizer.token_to_id(token)
         if found is not None:

@@ -118,11 +118,8 @@ def rows_in(
 ) -> Iterator[tuple[int, object]]:
     """The line number and content of each row of a file in the format of `suffix`.
 
-    `faults` gets rows that do not parse, and tables without the columns that `task` (or without a task, a text) needs.
-
-    Raises:
-        UnreadableFrom: the file cannot be read past some line, or has too many faults.
-        BadInput: a parquet file cannot be read.
+    `faults` gets rows that do not parse, and tables without the columns that `task` (or without a task, a text) needs. Raises
+    UnreadableFrom: the file cannot be read past some line, or has too many faults. BadInput: a parquet file cannot be read.
     """
     if suffix == ".conll":
         return conll_rows(path, partial(lines_in, path), columns, faults)
@@ -394,10 +391,8 @@ def looks_like_columns(path: Path, *, tagged: bool = False) -> bool:
 def lines_in(path: Path, most: int | None = None) -> Iterator[str]:
     """The lines of a UTF-8 file, unpacked if it ends in `.gz`, without their line feeds; other line ends are kept.
 
-    Lines must be shorter than `most` bytes, by default `MOST_LINE_BYTES`.
-
-    Raises:
-        UnreadableFrom: at the first line that is not UTF-8 or too long.
+    Lines must be shorter than `most` bytes, by default `MOST_LINE_BYTES`. Raises UnreadableFrom: at the first line that is not
+    UTF-8 or too long.
     """
     with _opened(path) as file:
         beginning = file.peek(FIRST_BYTES)

@@ -96,9 +96,8 @@ def read_examples(
 ) -> list[Example]:
     """The examples of one file, by its suffix, or of the files that are its parts. `notes` gets what was left out.
 
-    Raises:
-        BadInput: no such file, a suffix that is not known, or a column was named that the task does not read.
-        BadRows: rows that cannot be read, or a file with none.
+    Raises BadInput: no such file, a suffix that is not known, or a column was named that the task does not read. BadRows: rows
+    that cannot be read, or a file with none.
     """
     columns.refuse_unused(task)
     readers = [read_file(each, task, columns) for each in ([path] if isinstance(path, Path) else path)]
@@ -121,11 +120,7 @@ def no_rows(parts: Sequence[LabelledFile]) -> list[Fault]:
 
 
 def check_there(path: Path) -> None:
-    """Check that `path` is a file.
-
-    Raises:
-        BadInput: it is a folder, or does not exist.
-    """
+    """Check that `path` is a file. Raises BadInput: it is a folder, or does not exist."""
     if not path.is_file():
         raise BadInput(
             f"{path} is {'a folder' if path.is_dir() else 'not a file'}. Give a file that ends in {one_of(SUFFIXES)}."

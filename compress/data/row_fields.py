@@ -72,8 +72,7 @@ class UnreadableFrom(BadRows):
 def note(faults: list[Fault], fault: Fault) -> None:
     """Add `fault`, and stop reading the file after `MOST_FAULTS`: a file larger than memory may have a fault in every row.
 
-    Raises:
-        UnreadableFrom: the file has too many; the error says only this, and `faults` holds all of them.
+    Raises UnreadableFrom: the file has too many; the error says only this, and `faults` holds all of them.
     """
     faults.append(fault)
     if len(faults) == MOST_FAULTS:
@@ -145,8 +144,7 @@ def label_of(given: object, name: str, needed: str = "a non-empty string is need
 def number_in(given: object, name: str) -> float:
     """The number in the field `name`, which may be written as text, as in CSV.
 
-    Raises:
-        ValueError: it is none, or not finite; the message describes the fault.
+    Raises ValueError: it is none, or not finite; the message describes the fault.
     """
     number = math.nan
     spelt = isinstance(given, str) and "_" not in given  # Python reads 1_000, and nobody else
@@ -195,11 +193,7 @@ def _names_in(feature: Any) -> Names | None:
 
 
 def with_class_names(row: dict[str, Any], names: Mapping[str, Names]) -> dict[str, Any]:
-    """`row` with names in place of class numbers.
-
-    Raises:
-        ValueError: a number has no name; the message gives it.
-    """
+    """`row` with names in place of class numbers. Raises ValueError: a number has no name; the message gives it."""
     return row | {column: _named(row[column], names[column], column) for column in names if column in row}
 
 

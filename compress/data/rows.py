@@ -24,11 +24,7 @@ LANGUAGE = "language"  # the column that names a row's language
 
 
 def example_of(row: object, task: Task, columns: Columns = USUAL) -> Example:
-    """The example of one row of a file or data set.
-
-    Raises:
-        ValueError: the row has a fault; the message describes it.
-    """
+    """The example of one row of a file or data set. Raises ValueError: the row has a fault; the message describes it."""
     row = _object(row, columns)
     example, language = task.example_of(row, columns), row.get(LANGUAGE)
     # Another column of that name is not ours.
@@ -48,8 +44,7 @@ def _object(row: object, columns: Columns) -> dict[str, Any]:
 def unlabelled_example(row: object, columns: Columns = USUAL, *, alone: bool = False) -> Example:
     """The text of a row, with the second one of a pair, or with head and tail, if it has these; or with `alone` without them.
 
-    Raises:
-        ValueError: the row has a fault; the message describes it.
+    Raises ValueError: the row has a fault; the message describes it.
     """
     row = _object(row, columns)
     text, pair = texts_of(row, columns, pairs=not alone)
@@ -72,11 +67,9 @@ def check_labelled(row: dict[str, Any], columns: Columns, task: Task) -> None:
 def answers_in(given: object, name: str) -> list[object]:
     """The answers in the field `name`, each as an object.
 
-    They are a list of objects, each with `start` and `end` in the context, or with `text` and `answer_start` as in SQuAD; or one object
-    that has lists under these two names, as the `datasets` library gives SQuAD. An empty list is a question without an answer.
-
-    Raises:
-        ValueError: they are not; the message describes the fault.
+    They are a list of objects, each with `start` and `end` in the context, or with `text` and `answer_start` as in SQuAD; or one
+    object that has lists under these two names, as the `datasets` library gives SQuAD. An empty list is a question without an
+    answer. Raises ValueError: they are not; the message describes the fault.
     """
     if isinstance(given, dict) and {"text", "answer_start"} <= given.keys():
         texts, starts = given["text"], given["answer_start"]
@@ -120,8 +113,7 @@ def answer_place(given: object, context: str, name: str) -> tuple[int, int]:
 def texts_of(row: object, columns: Columns, *, pairs: bool) -> tuple[str, str | None]:
     """The text of a row, and with `pairs` the second text, if there is one. Other fields are ignored.
 
-    Raises:
-        ValueError: the row has a fault; the message describes it.
+    Raises ValueError: the row has a fault; the message describes it.
     """
     row = _object(row, columns)
     if columns.text not in row:
@@ -157,8 +149,7 @@ def _head_and_tail(row: dict[str, Any], text: str) -> tuple[tuple[int, int], tup
 def labels_of(given: object, name: str) -> str | tuple[str, ...]:
     """One class, or the sorted tuple of all labels that apply, in the field `name`.
 
-    Raises:
-        ValueError: it is neither; the message describes the fault.
+    Raises ValueError: it is neither; the message describes the fault.
     """
     needed = "a non-empty string is needed, or a list of them where several labels may apply"
     if not isinstance(given, list):
@@ -172,8 +163,7 @@ def labels_of(given: object, name: str) -> str | tuple[str, ...]:
 def entities_and_items(given: object, text: str, name: str) -> list[tuple[Entity, dict[str, Any]]]:
     """The entities of `text` in the field `name`, in order and without blanks at their ends, each with the object that it was read from.
 
-    Raises:
-        ValueError: they are no list of entities, one contradicts the text, or two overlap; the message describes the fault.
+    Raises ValueError: they are no list of entities, one contradicts the text, or two overlap; the message describes the fault.
     """
     found = sorted((_entity(item, text) for item in _entity_items(given, name)), key=lambda each: each[0].start)
     for (before, _), (after, _) in pairwise(found):

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 
 from compress.data.columns import USUAL, Columns
-from compress.data.datasets_library import is_saved_dataset, is_saved_split, read_datasets
 from compress.data.examples import (
     FURTHER_NAMES,
     SPLIT_NAMES,
@@ -28,6 +27,7 @@ from compress.data.examples import (
     number_of,
 )
 from compress.data.file_formats import SUFFIXES, suffix_of
+from compress.data.hub import is_saved_dataset, is_saved_split, read_datasets
 from compress.data.labelled_files import ENTITIES_AS_JSON, LabelledFile, faults_of, no_rows, read_file, read_names
 from compress.data.row_fields import BadRows
 from compress.data.task import Task
@@ -58,12 +58,9 @@ def read_splits(
 
     Without a validation file a tenth of train (at least 1 row) is held out, chosen by `seed`. `columns` are the names of the
     columns, `revision` is the branch, tag or commit of a data set on the Hub. Where there is no train split, it is the texts of
-    `train_from` with a teacher's answers, less those of the other splits.
-
-    Raises:
-        BadInput: the folder or name cannot be opened, a split is missing or has two files, or a column was named that the
-            task does not read.
-        BadRows: rows have faults, all of which it lists, or a split is empty.
+    `train_from` with a teacher's answers, less those of the other splits. Raises BadInput: the folder or name cannot be opened, a
+    split is missing or has two files, or a column was named that the task does not read. BadRows: rows have faults, all of which
+    it lists, or a split is empty.
     """
     columns.refuse_unused(task)
     folder = Path(data)
@@ -109,8 +106,7 @@ def splits_of(
 ) -> Splits:
     """The splits `found` in `data` by name; where there is none for validation, a part of train is held out.
 
-    Raises:
-        BadInput: train has one text, however often, and validation none.
+    Raises BadInput: train has one text, however often, and validation none.
     """
     held_out = "validation" not in found
     if held_out and len(found["train"]) < 2:
@@ -128,11 +124,7 @@ def splits_of(
 
 
 def split_file(folder: Path, split: str) -> Path | None:
-    """The file of `folder` that holds `split`, as `split_files`; None if there is none.
-
-    Raises:
-        BadInput: there are several.
-    """
+    """The file of `folder` that holds `split`, as `split_files`; None if there is none. Raises BadInput: there are several."""
     files = split_files(folder, split)
     if len(files) > 1:
         raise BadInput(
@@ -145,10 +137,8 @@ def split_files(folder: Path, split: str) -> list[Path]:
     """The files of `folder` that hold `split`, by any of its names and suffixes, in capitals or not: one, or all of its parts.
 
     Parts are named as the Hub names them (train-00000-of-00002.parquet); or where no file holds train, they are those of a folder
-    with a usual name of the split. Of a file and the same packed with gzip the first is read.
-
-    Raises:
-        BadInput: there are several files, or a part is missing.
+    with a usual name of the split. Of a file and the same packed with gzip the first is read. Raises BadInput: there are several
+    files, or a part is missing.
     """
     there = _unpacked_first(folder)
     named = [(file, *_split_and_part(file)) for file in there if file.is_file()]
@@ -171,8 +161,7 @@ def _unpacked_first(folder: Path) -> list[Path]:
 def _whole_or_parts(folder: Path, what: str, files: Sequence[tuple[Path, tuple[int, int] | None]]) -> list[Path]:
     """The one whole file among `files` of `folder`, or all parts of `what`.
 
-    Raises:
-        BadInput: there are several files, or a part is missing.
+    Raises BadInput: there are several files, or a part is missing.
     """
     whole = [file for file, part in files if not part]
     parts = [(file, part) for file, part in files if part]
@@ -215,11 +204,7 @@ def _rows_in(folder: Path, split: str) -> list[Path]:
 
 
 def check_no_single(folder: Path) -> None:
-    """Check that `folder` is not one data set without splits.
-
-    Raises:
-        BadInput: it is.
-    """
+    """Check that `folder` is not one data set without splits. Raises BadInput: it is."""
     if is_saved_split(folder):
         raise BadInput(
             f"{folder} holds one data set that `datasets` saved with save_to_disk, without splits. Divide it (train_test_split) and save a "
@@ -263,8 +248,7 @@ def _read_folder(folder: Path, task: Task, columns: Columns) -> dict[str, list[L
 def _answered(teacher: TeacherLabels, others: list[Example]) -> list[Example]:
     """The texts of `teacher` with its answers, less those of the `others`, which are of the other splits.
 
-    Raises:
-        BadInput: there is none.
+    Raises BadInput: there is none.
     """
     multi_label = is_multi_label(others)
     teacher.check_kind(multi_label=multi_label, relations=are_relations(others))
@@ -280,11 +264,7 @@ def _answered(teacher: TeacherLabels, others: list[Example]) -> list[Example]:
 
 
 def hold_out(train: list[Example], seed: int) -> tuple[list[Example], list[Example]]:
-    """Train without a tenth, and this tenth, as `parts_of` chooses it.
-
-    Raises:
-        BadInput: there is only one text, however often.
-    """
+    """Train without a tenth, and this tenth, as `parts_of` chooses it. Raises BadInput: there is only one text, however often."""
     held = parts_of(train, (1 - HELD_OUT, HELD_OUT), seed) == 1
     if not held.any() or held.all():
         raise BadInput(

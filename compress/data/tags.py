@@ -66,10 +66,8 @@ class TagRows:
 def from_tags(tokens: object, tags: object, names: tuple[str, str] = ("tokens", "tags")) -> Example:
     """The example whose text is `tokens` joined by spaces, with entities read from `tags` (BIO, IOB2, BIOES or IO).
 
-    An `I-x` that follows no `B-x` begins an entity. Blanks at the ends of an entity are not part of it. `names` are those of the fields.
-
-    Raises:
-        ValueError: not two lists of strings of equal length, a tag that is in no scheme, or an entity of blanks.
+    An `I-x` that follows no `B-x` begins an entity. Blanks at the ends of an entity are not part of it. `names` are those of the
+    fields. Raises ValueError: not two lists of strings of equal length, a tag that is in no scheme, or an entity of blanks.
     """
     if not isinstance(tokens, list) or not isinstance(tags, list) or not tokens:
         raise ValueError(f"needs `{names[0]}` and `{names[1]}` as two non-empty lists of strings")
@@ -143,11 +141,8 @@ def _wrong_together(tags: frozenset[str]) -> str | None:
 def tags_fault(tags: Collection[str], name: str) -> str | None:
     """Why all the tags of a model, in the field `name`, are in no scheme; None if they are in one.
 
-    The rules are those for rows, except for tags that `with_prefixes` reads as others, and that `0` is a label among labels without
-    letters, such as punctuation.
-
-    Raises:
-        ValueError: a tag is no label; the message describes it.
+    The rules are those for rows, except for tags that `with_prefixes` reads as others, and that `0` is a label among labels
+    without letters, such as punctuation. Raises ValueError: a tag is no label; the message describes it.
     """
     distinct = frozenset(tags)
     no_letters = not any(character.isalpha() for tag in distinct - {OUTSIDE} for character in tag)

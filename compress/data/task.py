@@ -123,11 +123,7 @@ class Task(ABC):
         return []
 
     def check_train(self, splits: "Splits") -> None:
-        """Check that train has enough of what is learned.
-
-        Raises:
-            BadInput: it has too few labels, numbers or answers.
-        """
+        """Check that train has enough of what is learned. Raises BadInput: it has too few labels, numbers or answers."""
         return None
 
     def label_warnings(self, examples: "Sequence[Example]") -> list[str]:
@@ -181,11 +177,7 @@ class Task(ABC):
         return encoded
 
     def check_answers(self, named: str, gold: "Answers", said: "Answers") -> None:
-        """Check a teacher's answers for what its score does not show.
-
-        Raises:
-            BadInput: they cannot be right.
-        """
+        """Check a teacher's answers for what its score does not show. Raises BadInput: they cannot be right."""
         return None
 
     # Of int8.

@@ -86,8 +86,7 @@ class TeacherLabels:
     def check_kind(self, *, multi_label: bool, relations: bool) -> None:
         """Check that the answers are of the data's kind: one label or a list of them, with head and tail or without.
 
-        Raises:
-            BadInput: one is not.
+        Raises BadInput: one is not.
         """
         if not self.task.has_kinds:
             return
@@ -108,10 +107,8 @@ class TeacherLabels:
     def check_labels(self, labels: Iterable[str], *, multi_label: bool) -> None:
         """Check that the task has the labels that the answers give. `labels` are its classes, or the labels of its entities.
 
-        A label that is only possible, and nowhere the likeliest, may be unknown: its probability goes to the others.
-
-        Raises:
-            BadInput: it lacks some; or probabilities of classes of which one applies sum to more than 1.
+        A label that is only possible, and nowhere the likeliest, may be unknown: its probability goes to the others. Raises
+        BadInput: it lacks some; or probabilities of classes of which one applies sum to more than 1.
         """
         known = set(labels)
         strange = sorted({name for answer in self.answers.values() for name in named_in(answer)} - known)
@@ -183,11 +180,8 @@ def read_teacher_labels(paths: Sequence[Path], task: Task, columns: Columns = US
 
     A row has the text and, for classes, `labels` (an object of probabilities by name) or `label` (a name, or a list of them where
     several may apply). For entities it has `entities`, each with an optional `score`, or `words`, each with `start`, `end` and
-    `tags` (an object of probabilities by tag). Rows without any of these are texts without an answer.
-
-    Raises:
-        BadInput: no such file, an unknown suffix, or no answer in them.
-        BadRows: rows that cannot be read, or that answer one text in two ways.
+    `tags` (an object of probabilities by tag). Rows without any of these are texts without an answer. Raises BadInput: no such
+    file, an unknown suffix, or no answer in them. BadRows: rows that cannot be read, or that answer one text in two ways.
     """
     faults: list[Fault] = []
     answers: dict[str, Answer] = {}

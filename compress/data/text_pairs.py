@@ -35,9 +35,8 @@ def read_pair_splits(data: str, columns: Columns = USUAL, target: str = "target"
     """The splits under the folder `data`, as `compress.data.splits.read_splits` reads them; a tenth of train is held out where there
     is no validation file. The `text_pair` of an example is the text that is to be generated from it.
 
-    Raises:
-        BadInput: no such folder, a split is missing or has two files.
-        BadRows: rows have faults, all of which it lists, or a split is empty.
+    Raises BadInput: no such folder, a split is missing or has two files. BadRows: rows have faults, all of which it lists, or a
+    split is empty.
     """
     folder = Path(data)
     if not folder.is_dir():
@@ -67,9 +66,7 @@ def read_pair_splits(data: str, columns: Columns = USUAL, target: str = "target"
 def read_pairs(file: Path, columns: Columns = USUAL, target: str = "target") -> list[Example]:
     """The pairs of one file, by its suffix.
 
-    Raises:
-        BadInput: no such file, or an unknown suffix.
-        BadRows: rows have faults, all of which it lists, or there are none.
+    Raises BadInput: no such file, or an unknown suffix. BadRows: rows have faults, all of which it lists, or there are none.
     """
     bad: list[Fault] = []
     found = _pairs_in(file, columns, target, bad)
@@ -118,11 +115,7 @@ class TokenPair(NamedTuple):
 
 
 def end_id_of(tokenizer: Tokenizer) -> int:
-    """The id of the token that ends texts, and here targets.
-
-    Raises:
-        BadInput: the tokenizer ends no text.
-    """
+    """The id of the token that ends texts, and here targets. Raises BadInput: the tokenizer ends no text."""
     nothing = tokenizer.encode("")
     if not nothing.ids or not nothing.special_tokens_mask[-1]:
         raise BadInput(

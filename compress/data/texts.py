@@ -14,11 +14,8 @@ from serve.errors import BadInput
 def read_texts(path: Path, columns: Columns = USUAL, *, pairs: bool = False) -> list[str]:
     """Unlabelled text: the lines of a `.txt` file (empty lines are skipped), or the `text` fields of any example file.
 
-    With `pairs` the `text_pair` fields too, each as a separate text.
-
-    Raises:
-        BadInput: no such file, an unknown suffix, not UTF-8, or no text in it.
-        BadRows: rows without a text; it lists all of them.
+    With `pairs` the `text_pair` fields too, each as a separate text. Raises BadInput: no such file, an unknown suffix, not UTF-8,
+    or no text in it. BadRows: rows without a text; it lists all of them.
     """
     return list(stream_texts(path, columns, pairs=pairs))
 
@@ -38,8 +35,7 @@ class TextFiles:
 def stream_texts(path: Path, columns: Columns = USUAL, *, pairs: bool = False) -> Iterator[str]:
     """The texts of `read_texts` one by one. Faults of rows are raised after the last text.
 
-    Raises:
-        BadInput: no such file, or an unknown suffix; the iterator raises what `read_texts` raises.
+    Raises BadInput: no such file, or an unknown suffix; the iterator raises what `read_texts` raises.
     """
     if not path.is_file():
         raise BadInput(

@@ -88,8 +88,7 @@ def number_scores(
 def check_unit(named: str, gold: Sequence[Prediction], said: Sequence[Prediction]) -> None:
     """Check that the numbers of a teacher, `named` so in messages, are in the unit of the data's, to which a correlation is blind.
 
-    Raises:
-        BadInput: they are further from the data's numbers than the mean of these is.
+    Raises BadInput: they are further from the data's numbers than the mean of these is.
     """
     right, theirs = as_numbers(gold), as_numbers(said)
     error, variance = float(((theirs - right) ** 2).mean()), float(right.var())

@@ -120,8 +120,7 @@ def find_answering(
 def load_answering(found: AnsweringTeacher, max_length: int = 0) -> AnsweringModel:
     """The model of `found` in float32 on the CPU, reading texts up to `max_length` tokens, or by default `usual_length`.
 
-    Raises:
-        BadInput: it cannot read texts of that length.
+    Raises BadInput: it cannot read texts of that length.
     """
     model = _loaded(found.folder, found.task)
     backend, length = cut_tokenizer(found.name, found.folder, model, found.tokenizer, max_length)
@@ -144,8 +143,7 @@ def _loaded(folder: Path, task: Task) -> Any:
 def cut_tokenizer(name: str, folder: Path, model: Any, tokenizer: Any, max_length: int) -> tuple[Tokenizer, int]:
     """The tokenizer of `model`, which cuts texts at `max_length` tokens, by default `usual_length` or what it can read; and that length.
 
-    Raises:
-        BadInput: the model cannot read texts of that length.
+    Raises BadInput: the model cannot read texts of that length.
     """
     longest = _longest(model, int(tokenizer.model_max_length))
     if longest < LEAST_TOKENS:

@@ -121,9 +121,8 @@ def _stated_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def check_stated(folder: Path, named: str) -> str:
     """The kind of model (`model_type`) that the folder's configuration states. Messages name the model as `named`.
 
-    Raises:
-        BadInput: it is no JSON object, its `id2label` does not name each label by its index or `label2id` contradicts it, its
-            `architectures` are no list of one class, its `problem_type` is unknown, or it is of quantised weights.
+    Raises BadInput: it is no JSON object, its `id2label` does not name each label by its index or `label2id` contradicts it, its
+    `architectures` are no list of one class, its `problem_type` is unknown, or it is of quantised weights.
     """
     stated = read_json(folder, CONFIG, named)
     labels, classes = stated.get("id2label") or {}, stated.get("architectures") or []

@@ -131,8 +131,7 @@ MULTILINGUAL_WORDS = 100_000
 def family_of(model_type: str, name: str) -> Family:
     """The family of a configuration's `model_type`; messages name the model as `name`.
 
-    Raises:
-        BadInput: an unknown family; the message lists the known ones.
+    Raises BadInput: an unknown family; the message lists the known ones.
     """
     if model_type not in FAMILIES:
         role, _, given = name.partition(" ")

@@ -84,11 +84,7 @@ class Generator:
 
 
 def check_family(opened: Opened) -> None:
-    """Check that `opened` is of a family that can generate.
-
-    Raises:
-        BadInput: it is not.
-    """
+    """Check that `opened` is of a family that can generate. Raises BadInput: it is not."""
     if opened.config.model_type not in FAMILIES_THAT_GENERATE:
         raise BadInput(
             f"{opened.role} {opened.name} is a {opened.config.model_type} model, which cannot generate text here. Give one of "
@@ -97,11 +93,7 @@ def check_family(opened: Opened) -> None:
 
 
 def check_generates(opened: Opened) -> None:
-    """Check that `opened` was trained to generate.
-
-    Raises:
-        BadInput: it was not.
-    """
+    """Check that `opened` was trained to generate. Raises BadInput: it was not."""
     check_family(opened)
     if not (has_vocabulary_head(opened) and isinstance(getattr(opened.config, GENERATOR, None), dict)):
         raise BadInput(
@@ -113,8 +105,7 @@ def check_generates(opened: Opened) -> None:
 def lengths_of(opened: Opened) -> tuple[int, int]:
     """The most tokens of text and target together that the generator `opened` was trained on, and those of a target.
 
-    Raises:
-        BadInput: its configuration holds no such numbers.
+    Raises BadInput: its configuration holds no such numbers.
     """
     settings = getattr(opened.config, GENERATOR)
     tokens, target_tokens = settings.get("tokens"), settings.get("target_tokens")

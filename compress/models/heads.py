@@ -68,6 +68,13 @@ def head_of(config: Any) -> Head | None:
     return next((head for head in HEADS if head.labels_in(config) is not None), None)
 
 
+def stated_head(config: Any) -> Head | None:
+    """The head whose class `config` names, whatever its labels are; None without one."""
+    return next(
+        (head for head in HEADS if any(str(name).endswith(head.suffix) for name in config.architectures or [])), None
+    )
+
+
 def is_multi_label(config: Any) -> bool:
     """Whether the head of a model with `config` is for texts with any number of labels."""
     return config.problem_type == MULTI_LABEL and head_of(config) is CLASSES

@@ -149,8 +149,7 @@ def student_from(
 def open_start(checkpoint: str, teacher: Opened) -> Opened:
     """The checkpoint that a student starts from; it gets the markers of relations where the teacher does.
 
-    Raises:
-        BadInput: it cannot be opened, is not an encoder of a known family, or has another tokenizer than the teacher.
+    Raises BadInput: it cannot be opened, is not an encoder of a known family, or has another tokenizer than the teacher.
     """
     opened = open_model(checkpoint, role="--start")
     if teacher.added:
@@ -169,8 +168,7 @@ def shape_in(opened: Opened) -> Shape:
 def check_same_tokens(teacher: Opened, student: Opened) -> None:
     """Check that the tokenizers of both models give the same ids: for their vocabularies and for a probe text.
 
-    Raises:
-        BadInput: the tokenizers differ; the message names a difference.
+    Raises BadInput: the tokenizers differ; the message names a difference.
     """
     if differs := differing_tokenizers(teacher, student):
         raise BadInput(
@@ -184,8 +182,7 @@ def check_same_tokens(teacher: Opened, student: Opened) -> None:
 def differing_tokenizers(teacher: Opened, student: Opened) -> str:
     """The first difference of the tokenizers of both models, as text; empty if they give the same ids.
 
-    Raises:
-        BadInput: one cannot be opened.
+    Raises BadInput: one cannot be opened.
     """
     theirs, ours = open_tokenizer(teacher), open_tokenizer(student)
     theirs.no_truncation()  # the models may differ in their longest text

@@ -13,11 +13,7 @@ HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def check_precision(precision: str, device: torch.device) -> None:
-    """Check that `device` can train in `precision`.
-
-    Raises:
-        BadInput: float16 on a CPU.
-    """
+    """Check that `device` can train in `precision`. Raises BadInput: float16 on a CPU."""
     if precision == "fp16" and device.type != "cuda":
         raise BadInput(
             f"--precision is fp16, which needs a CUDA GPU, and the device is {device.type}, which has no fast float16 products. "

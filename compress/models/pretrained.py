@@ -100,11 +100,8 @@ def open_model(
 ) -> Opened:
     """The model in the folder `name`, or of that name on the Hub; errors say that `wanted` is needed.
 
-    `revision` is a branch, tag or commit of the Hub's model; empty for its main branch.
-
-    Raises:
-        BadInput: no such folder or Hub name, files missing or damaged, not an encoder of a known family, pickled weights only,
-            or a revision of a folder.
+    `revision` is a branch, tag or commit of the Hub's model; empty for its main branch. Raises BadInput: no such folder or Hub
+    name, files missing or damaged, not an encoder of a known family, pickled weights only, or a revision of a folder.
     """
     name = os.path.expanduser(name)
     folder = _folder_of(name, role, wanted, revision)
@@ -162,9 +159,8 @@ def public_name_of(name: str, folder: Path) -> str:
 def check_checkpoint(folder: Path, named: str) -> None:
     """Check that the model in `folder`, of any family and with or without a tokenizer, can be loaded.
 
-    Raises:
-        BadInput: its configuration, weights or tokenizer.json are damaged, or do not fit each other. The message names the
-            model as `named`.
+    Raises BadInput: its configuration, weights or tokenizer.json are damaged, or do not fit each other. The message names the
+    model as `named`.
     """
     config = config_in(folder, named, any_family=True)
     check_weights(folder, config, named)
@@ -191,8 +187,7 @@ def check_length(asked: int, longest: int, name: str) -> None:
 def check_labels(labels: Sequence[str], task: Task, named: str) -> None:
     """Check the `labels` of the head for `task` of a model whose answers are read or served, named as `named`.
 
-    Raises:
-        BadInput: a label is there twice or has no name; or they are tags in no scheme, by the rules for those of data.
+    Raises BadInput: a label is there twice or has no name; or they are tags in no scheme, by the rules for those of data.
     """
     if faults := task.label_faults(labels):
         raise BadInput(f"{named}: {'; '.join(faults)}. Correct the names in id2label and label2id of its {CONFIG}.")
@@ -225,9 +220,8 @@ def open_config_only(name: str, role: str, wanted: str, revision: str) -> tuple[
 def config_in(folder: Path, named: str, *, any_family: bool) -> Any:
     """The configuration of the model in `folder`; messages name the model as `named`.
 
-    Raises:
-        BadInput: it cannot be read, names code that transformers does not have itself, or without `any_family` is of a family that
-            students cannot be made of.
+    Raises BadInput: it cannot be read, names code that transformers does not have itself, or without `any_family` is of a family
+    that students cannot be made of.
     """
     for file in sorted(folder.iterdir()):
         if (
@@ -264,8 +258,7 @@ def config_in(folder: Path, named: str, *, any_family: bool) -> Any:
 def download_or_refuse(name: str, role: str, wanted: str, revision: str) -> Path:
     """The folder of the Hub's model `name`.
 
-    Raises:
-        BadInput: the Hub has no such model, or cannot be asked; the message says that `wanted` is needed for the flag `role`.
+    Raises BadInput: the Hub has no such model, or cannot be asked; the message says that `wanted` is needed for the flag `role`.
     """
     if not may_be_on_hub(name):
         raise BadInput(f"{role} {name} does not exist. Give the path of {wanted}, or a name on the Hub.")
@@ -281,8 +274,7 @@ def download_or_refuse(name: str, role: str, wanted: str, revision: str) -> Path
 def save_tokenizer(opened: Opened, folder: Path, max_length: int = 0) -> Tokenizer:
     """Write the fast tokenizer of `opened`, for texts of `max_length` tokens if that is more, and return it as serving loads it.
 
-    Raises:
-        BadInput: the tokenizer cannot be opened, has no fast form, or has ids that the embedding has no rows for.
+    Raises BadInput: the tokenizer cannot be opened, has no fast form, or has ids that the embedding has no rows for.
     """
     tokenizer = _tokenizer_of(opened)
     # Settings of one use, such as padding to a fixed length, do not belong to the checkpoint.
@@ -297,8 +289,7 @@ def save_tokenizer(opened: Opened, folder: Path, max_length: int = 0) -> Tokeniz
 def with_markers(opened: Opened) -> Opened:
     """`opened` for relations: loading it adds the markers of head and tail that its vocabulary lacks.
 
-    Raises:
-        BadInput: its tokenizer cannot be opened, has no fast form, or has ids that the embedding has no rows for.
+    Raises BadInput: its tokenizer cannot be opened, has no fast form, or has ids that the embedding has no rows for.
     """
     known = _tokenizer_of(opened).get_vocab()
     return replace(opened, added=tuple(marker for marker in MARKERS if marker not in known))
@@ -317,8 +308,7 @@ def _tokenizer_of(opened: Opened) -> Any:
 def open_tokenizer(opened: Opened) -> Tokenizer:
     """The tokenizer of `opened` as a checkpoint made from it will hold it.
 
-    Raises:
-        BadInput: it cannot be opened, has no fast form, or has ids that the embedding has no rows for.
+    Raises BadInput: it cannot be opened, has no fast form, or has ids that the embedding has no rows for.
     """
     with tempfile.TemporaryDirectory() as folder:
         return save_tokenizer(opened, Path(folder))

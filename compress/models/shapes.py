@@ -60,10 +60,8 @@ FORM = "layers=5,hidden=320,heads=10,ffn=1280"
 def shape_of(student: str) -> Shape:
     """The shape that `student` names: one of `STUDENTS`, or numbers in the form `layers=5,hidden=320,heads=10,ffn=1280`.
 
-    `activation=relu` or `activation=gelu` may follow the numbers.
-
-    Raises:
-        BadInput: an unknown name (the nearest is suggested), or a width that the heads do not divide.
+    `activation=relu` or `activation=gelu` may follow the numbers. Raises BadInput: an unknown name (the nearest is suggested), or
+    a width that the heads do not divide.
     """
     if student in STUDENTS:
         return STUDENTS[student]
@@ -102,11 +100,9 @@ def shape_of(student: str) -> Shape:
 def assistants_of(names: Sequence[str], shape: Shape, teacher: Any) -> tuple[Shape, ...]:
     """The assistants `names`, in order, between a teacher of that configuration and a student of `shape`.
 
-    `auto` alone is MiniLM's rule (section 3.3): one assistant, as deep as the teacher and as wide as the student, if the
-    student has at most half of the teacher's layers and at most half of its width; otherwise none.
-
-    Raises:
-        BadInput: a name that `shape_of` does not know.
+    `auto` alone is MiniLM's rule (section 3.3): one assistant, as deep as the teacher and as wide as the student, if the student
+    has at most half of the teacher's layers and at most half of its width; otherwise none. Raises BadInput: a name that
+    `shape_of` does not know.
     """
     if tuple(names) != (BY_RULE,):
         return tuple(shape_of(name) for name in names)

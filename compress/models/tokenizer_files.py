@@ -33,13 +33,11 @@ UNKNOWN = "𒀀ꙮ"  # letters that no normalizer drops, and that few vocabulari
 def fast_tokenizer(folder: Path, named: str, config: Any) -> Any:
     """The fast tokenizer in `folder`, as transformers holds it. Messages name the model as `named`.
 
-    It gives the ids of tokenizer.json, if there is one. From the class that tokenizer_config.json names transformers 5 makes a tokenizer
-    anew, and 4 changes what the file says: a warning says so where this gives other ids. A special token whose id has no row in the
-    embedding of `config` is dropped with a warning, so a text that spells it is read as plain characters. Where sentence-transformers
-    lowers each text, so does this tokenizer.
-
-    Raises:
-        BadInput: it cannot be opened, has no fast form, has other ids that the embedding has no rows for, or no token for unknown words.
+    It gives the ids of tokenizer.json, if there is one. From the class that tokenizer_config.json names transformers 5 makes a
+    tokenizer anew, and 4 changes what the file says: a warning says so where this gives other ids. A special token whose id has
+    no row in the embedding of `config` is dropped with a warning, so a text that spells it is read as plain characters. Where
+    sentence-transformers lowers each text, so does this tokenizer. Raises BadInput: it cannot be opened, has no fast form, has
+    other ids that the embedding has no rows for, or no token for unknown words.
     """
     for file in (TOKENIZER_CONFIG, ADDED_TOKENS, SPECIAL_MAP):
         if (folder / file).is_file():

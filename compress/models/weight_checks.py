@@ -46,8 +46,7 @@ OTHER_HEADS = frozenset((
 def check_weights(folder: Path, config: Any, named: str) -> None:
     """Check that the folder's weights are whole, finite, and those that its configuration needs.
 
-    Raises:
-        BadInput: they are not, or are pickled. The message names the model as `named`.
+    Raises BadInput: they are not, or are pickled. The message names the model as `named`.
     """
     from safetensors import SafetensorError
     from transformers import AutoModel, AutoModelForMaskedLM
@@ -175,8 +174,7 @@ def check_files(folder: Path, named: str) -> None:
 def check_used(model: Any, unexpected: list[str], named: str, *, has_head: bool) -> None:
     """Check the keys of weights that `model` does not use, which is loaded with its head for a task, if it has one.
 
-    Raises:
-        BadInput: weights that change the answers are not used. For a family whose insides are not read here it is a warning.
+    Raises BadInput: weights that change the answers are not used. For a family whose insides are not read here it is a warning.
     """
     if unused := sorted(key for key in unexpected if _matters(model, key, has_head=has_head)):
         more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""

@@ -32,10 +32,8 @@ AnySettings = TypeVar("AnySettings", bound=TaskSettings)
 def answering_teacher(settings: TaskSettings) -> AnsweringTeacher | None:
     """The model in --teacher, if it can only be asked: it is of another family, or reads text by other tokens than --start.
 
-    None if it can be opened, or --start names no checkpoint that can.
-
-    Raises:
-        BadInput: a model of another family that is damaged, or has no head for a task.
+    None if it can be opened, or --start names no checkpoint that can. Raises BadInput: a model of another family that is damaged,
+    or has no head for a task.
     """
     name = settings.teacher
     if not name or settings.teacher_labels or not is_checkpoint(settings.start):
@@ -101,9 +99,8 @@ def as_given(settings: AnySettings, asked: AnsweringTeacher | None = None) -> An
 def labels_of(asked: AnsweringTeacher, splits: Splits, task: Task, ours: tuple[str, ...]) -> tuple[str, ...]:
     """The labels by index that the student gets: `ours`, or all of the teacher's if it has more.
 
-    Raises:
-        BadInput: the teacher has a head for another task, gives one label a text where the data has any number or the reverse, or
-            lacks labels of train.
+    Raises BadInput: the teacher has a head for another task, gives one label a text where the data has any number or the reverse,
+    or lacks labels of train.
     """
     named = f"{asked.role} {asked.name}"
     if asked.task.name != task.name:
@@ -131,12 +128,9 @@ def with_answers(inputs: TaskInputs, teacher: TeacherLabels) -> TaskInputs:
     """`inputs` with the answers of `teacher`, the texts that it answers and no split has, and the soft labels of training.
 
     A text of train without an answer keeps its label, as if the teacher had given it. Texts that no split has are learned by the
-    answer alone. A text whose labels are the answer, because there is no train file, is left out if the answer does not reach to its
-    last word.
-
-    Raises:
-        BadInput: the file has labels that the task lacks or answers of another kind, answers no text that can be learned, or is not
-            shown to be better than chance on validation.
+    answer alone. A text whose labels are the answer, because there is no train file, is left out if the answer does not reach to
+    its last word. Raises BadInput: the file has labels that the task lacks or answers of another kind, answers no text that can
+    be learned, or is not shown to be better than chance on validation.
     """
     splits, task = inputs.splits, inputs.task
     if inputs.outside:  # these have no label of the task, whatever the teacher says

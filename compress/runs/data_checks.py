@@ -40,9 +40,8 @@ def keeps_head(start: Opened, splits: Splits, task: Task, shape: Shape | None) -
 def labels_for(opened: Opened, splits: Splits, task: Task, *, new_head: bool) -> tuple[tuple[str, ...], bool]:
     """The labels (classes, or tags) by index that teacher and student share, and whether the teacher's own head is used.
 
-    Raises:
-        BadInput: train has too few labels, or one number throughout; or the labels of the teacher's head for this task lack some of
-            train's by name; or the head gives one label a text and the data any number, or the reverse.
+    Raises BadInput: train has too few labels, or one number throughout; or the labels of the teacher's head for this task lack
+    some of train's by name; or the head gives one label a text and the data any number, or the reverse.
     """
     task.check_train(splits)
     names = splits.labels(task)
@@ -176,8 +175,7 @@ def read_further(
 def hold_out_label(splits: Splits, label: str) -> tuple[Splits, Splits]:
     """`splits` without the texts labelled `label`, which are out of scope; and those texts.
 
-    Raises:
-        BadInput: labels are not single strings, validation has no text of that label, or a split has no other texts.
+    Raises BadInput: labels are not single strings, validation has no text of that label, or a split has no other texts.
     """
     if not all(isinstance(example.label, str) for example in splits.train):
         raise BadInput(f"--out-of-scope {label} needs data with one label a text. Leave the flag out.")

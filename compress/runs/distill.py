@@ -36,8 +36,7 @@ from compress.runs.method_chain import (
     student_shape,
     teacher_pooling,
 )
-from compress.runs.method_stages import run_method
-from compress.runs.method_trainings import MethodInputs, cached_of, kept_parts
+from compress.runs.method_trainings import MethodInputs, cached_of, kept_parts, run_method
 from compress.runs.resumable_stages import CORPUS, Workdir, free_target
 from compress.runs.stages import check_same_inputs, fingerprint, folder_fingerprint, texts_fingerprint, trained_with
 from compress.settings import Distillation
@@ -75,11 +74,9 @@ def distill(
 ) -> Path:
     """Distil a task-agnostic student on plain text, and write it as a checkpoint that `AutoModel` opens.
 
-    Settings are the fields of `Distillation`: student, method, epochs, and so on. After a kill, the same call resumes from
-    the last checkpoint. `progress` is called with each `Event`. Returns `out`.
-
-    Raises:
-        BadInput: an unknown method, teacher, student or file; relation heads that do not divide both widths.
+    Settings are the fields of `Distillation`: student, method, epochs, and so on. After a kill, the same call resumes from the
+    last checkpoint. `progress` is called with each `Event`. Returns `out`. Raises BadInput: an unknown method, teacher, student
+    or file; relation heads that do not divide both widths.
     """
     places = {"teacher": teacher, "corpus": corpus, "out": out}
     return distill_student(make(Distillation, places | settings), progress)

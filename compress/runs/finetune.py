@@ -41,9 +41,7 @@ def finetune(model: str, task: str, data: str, out: Path | str, *, progress: Not
 
     Settings are the fields of `FineTuning`: teacher, unlabelled, epochs, and so on. The weights that scored best on validation
     are kept. After a kill, the same call resumes from the last checkpoint. `progress` is called with each `Event`. Returns `out`.
-
-    Raises:
-        BadInput: the model, the teacher or the data cannot be used, or model and teacher have different tokenizers.
+    Raises BadInput: the model, the teacher or the data cannot be used, or model and teacher have different tokenizers.
     """
     places = {"model": model, "task": task, "data": data, "out": out}
     return fine_tune(make(FineTuning, places | settings), progress)

@@ -98,8 +98,7 @@ class _Inputs:
 def fine_tune_generator(settings: FineTuning, notify: Notify) -> Path:
     """Fine-tune an encoder to generate; see `compress.runs.finetune.fine_tune`, which calls this for its task.
 
-    Raises:
-        BadInput: every fault found in the model, the teacher, the data or the settings, in one message.
+    Raises BadInput: every fault found in the model, the teacher, the data or the settings, in one message.
     """
     target = free_target(Path(settings.out))
     inputs = _opened(settings, target, notify)

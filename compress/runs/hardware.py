@@ -23,12 +23,10 @@ AnyTraining = TypeVar("AnyTraining", bound=TaskSettings | Distillation | FineTun
 def is_faster_in_bf16(device: torch.device) -> bool:
     """Whether `device` trains faster in bfloat16 than in float32.
 
-    Of CPUs that is so with AMX. Products of AVX-512 alone are hardly faster, and the conversions cost more than they gain:
-    a training step took 1.5 to 2.0 times as long (`benchmarks/distill/precision.py`). STILLROOM_HIDE_CPU_FEATURES and
-    STILLROOM_ADD_CPU_FEATURES may say `amx_bf16`; a set that is hidden is not added.
-
-    Raises:
-        BadInput: STILLROOM_ADD_CPU_FEATURES names something else.
+    Of CPUs that is so with AMX. Products of AVX-512 alone are hardly faster, and the conversions cost more than they gain: a
+    training step took 1.5 to 2.0 times as long (`benchmarks/distill/precision.py`). STILLROOM_HIDE_CPU_FEATURES and
+    STILLROOM_ADD_CPU_FEATURES may say `amx_bf16`; a set that is hidden is not added. Raises BadInput: STILLROOM_ADD_CPU_FEATURES
+    names something else.
     """
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported())
@@ -41,8 +39,7 @@ def is_faster_in_bf16(device: torch.device) -> bool:
 def device_here(asked: str = "auto") -> torch.device:
     """The device to train and predict on: `asked`; for `auto` a GPU if torch finds one, otherwise the CPU.
 
-    Raises:
-        BadInput: `asked` is `cuda` and torch finds no GPU.
+    Raises BadInput: `asked` is `cuda` and torch finds no GPU.
     """
     if asked == "cuda" and not torch.cuda.is_available():
         built = "for CPUs only" if torch.version.cuda is None else f"for CUDA {torch.version.cuda}"
@@ -56,8 +53,7 @@ def device_here(asked: str = "auto") -> torch.device:
 def on_this_machine(settings: AnyTraining) -> AnyTraining:
     """`settings` with device, threads and precision resolved for this machine.
 
-    Raises:
-        BadInput: the machine has no such device, or that device cannot train in this precision.
+    Raises BadInput: the machine has no such device, or that device cannot train in this precision.
     """
     device = device_here(settings.device)
     precision = settings.precision

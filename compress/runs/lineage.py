@@ -58,11 +58,7 @@ def base_model_of(opened: Opened) -> str | None:
 
 
 def read_lineage(folder: Path) -> dict[str, Any]:
-    """The lineage of the checkpoint in `folder`; empty if it has none.
-
-    Raises:
-        BadInput: the lineage file is damaged.
-    """
+    """The lineage of the checkpoint in `folder`; empty if it has none. Raises BadInput: the lineage file is damaged."""
     file = folder / LINEAGE
     if not file.is_file():
         return {}

@@ -178,8 +178,7 @@ def method_chain(
 def teacher_pooling(method: str, opened: Opened) -> Pooling:
     """How `opened` makes the vector of a text, if `method` learns it; `mean` where its folder does not say.
 
-    Raises:
-        BadInput: in a way that is not known.
+    Raises BadInput: in a way that is not known.
     """
     if check_method_name(method) != "sentence-vectors":
         return "mean"
@@ -190,8 +189,7 @@ def teacher_pooling(method: str, opened: Opened) -> Pooling:
 def check_whole_batches(chain: Chain, batch: int, accumulate: int) -> None:
     """Check that a stage that compares the texts of a batch with each other gets whole batches of three or more.
 
-    Raises:
-        BadInput: batches are computed in parts, by several processes or one after the other, or have fewer texts.
+    Raises BadInput: batches are computed in parts, by several processes or one after the other, or have fewer texts.
     """
     if not any(stage.objective.pooling for stages in chain.stages for stage in stages):
         return
@@ -213,8 +211,7 @@ def check_whole_batches(chain: Chain, batch: int, accumulate: int) -> None:
 def check_used(method: str, choices: Mapping[str, Any], start: str) -> None:
     """Check that `method` reads each of `choices` (see `USED_BY`) that is given.
 
-    Raises:
-        BadInput: it does not. A layer map may also be that of the start `layer-map`.
+    Raises BadInput: it does not. A layer map may also be that of the start `layer-map`.
     """
     for name, users in USED_BY.items():
         if choices.get(name) and method not in users and not (name == "layer_map" and start == "layer-map"):
@@ -226,8 +223,7 @@ def check_used(method: str, choices: Mapping[str, Any], start: str) -> None:
 def check_start(start: str, shapes: Sequence[Shape], teacher: Any, layer_map: str = "") -> None:
     """Check that each of `shapes` can copy the layers that `start` names from the model before it.
 
-    Raises:
-        BadInput: another width or number of heads, or too few layers; `spread` is new layers then, and asks for nothing.
+    Raises BadInput: another width or number of heads, or too few layers; `spread` is new layers then, and asks for nothing.
     """
     if start in ("spread", RANDOM) or is_checkpoint(start):
         return
@@ -269,8 +265,7 @@ def student_shape(student: str, start: str, teacher: Opened) -> Shape:
 def check_method_name(method: str) -> str:
     """The name of `method` without its assistants; the catalogue has it, and their shapes can be read.
 
-    Raises:
-        BadInput: an unknown method or shape; the nearest is suggested.
+    Raises BadInput: an unknown method or shape; the nearest is suggested.
     """
     name, *between = method.split("@")
     if name not in METHODS:
@@ -288,8 +283,7 @@ def check_method_name(method: str) -> str:
 def check_stage_settings(stages: Mapping[str, Mapping[str, float]]) -> None:
     """Check the tables `[stages.NAME]` of a recipe, whatever its method.
 
-    Raises:
-        BadInput: one is no table, has a setting that stages have not, or a value that is no positive number.
+    Raises BadInput: one is no table, has a setting that stages have not, or a value that is no positive number.
     """
     for name, values in stages.items():
         if not isinstance(values, Mapping):

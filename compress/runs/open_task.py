@@ -149,8 +149,7 @@ def open_task(
 def check_batch(inputs: TaskInputs) -> TaskInputs:
     """`inputs`, once it is checked that a batch has room for labelled texts beside those that only the teacher labels.
 
-    Raises:
-        BadInput: it has not.
+    Raises BadInput: it has not.
     """
     if inputs.settings.batch == 1 and inputs.asks_soft_labels and inputs.in_domain_texts:
         raise BadInput(
@@ -216,11 +215,7 @@ def _data(
 
 
 def refuse_for_questions(settings: TaskSettings) -> None:
-    """Check that nothing is asked that needs one row a text.
-
-    Raises:
-        BadInput: a setting has no meaning for questions.
-    """
+    """Check that nothing is asked that needs one row a text. Raises BadInput: a setting has no meaning for questions."""
     given = {
         "--unlabelled": settings.unlabelled,
         "--folds": settings.folds,
@@ -236,8 +231,7 @@ def refuse_for_questions(settings: TaskSettings) -> None:
 def check_folds(settings: TaskSettings, chain: Chain, splits: Splits, *, teacher_has_head: bool) -> None:
     """Check that the teacher can be fine-tuned on all but each of the folds, and that its soft labels are learned.
 
-    Raises:
-        BadInput: it is fine-tuned already, nothing learns soft labels, or there are too few texts.
+    Raises BadInput: it is fine-tuned already, nothing learns soft labels, or there are too few texts.
     """
     folds = settings.folds
     if not folds:
@@ -256,8 +250,7 @@ def check_folds(settings: TaskSettings, chain: Chain, splits: Splits, *, teacher
 def check_marked(unlabelled: Sequence[str]) -> None:
     """Check that each unlabelled text has the markers of head and tail, which a teacher of relations needs.
 
-    Raises:
-        BadInput: a text lacks them.
+    Raises BadInput: a text lacks them.
     """
     bare = [text for text in unlabelled if not has_markers(text)]
     if bare:
@@ -287,11 +280,7 @@ def _texts(faults: Faults, paths: Sequence[str], columns: Columns) -> list[str]:
 
 
 def check_disk(out: Path, opened: Opened) -> None:
-    """Check that the disk has room for the files of a run.
-
-    Raises:
-        BadInput: it has not.
-    """
+    """Check that the disk has room for the files of a run. Raises BadInput: it has not."""
     needed = DISK_COPIES * sum(file.stat().st_size for file in opened.folder.glob("*.safetensors"))
     parent = next(folder for folder in [out.absolute(), *out.absolute().parents] if folder.exists())
     free = shutil.disk_usage(parent).free
@@ -304,8 +293,7 @@ def check_disk(out: Path, opened: Opened) -> None:
 def usable_length(asked: int, opened: Opened) -> int:
     """The longest text in tokens: `asked`, or what the teacher reads by default if that is 0.
 
-    Raises:
-        BadInput: `asked` is below 8 or above what the teacher can read.
+    Raises BadInput: `asked` is below 8 or above what the teacher can read.
     """
     check_length(asked, opened.most_tokens, opened.name)
     return asked or opened.max_length

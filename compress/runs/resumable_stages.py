@@ -38,8 +38,7 @@ CHECKPOINT = "checkpoint.safetensors"  # of a training, in its folder
 def free_target(out: Path) -> Path:
     """The absolute path of `out`, where a checkpoint will be written.
 
-    Raises:
-        BadInput: it cannot be written there, or is a folder that is not empty.
+    Raises BadInput: it cannot be written there, or is a folder that is not empty.
     """
     target = output(out)
     if not vacant(target, CONFIG):
@@ -59,11 +58,7 @@ class Workdir:
         self._before: Path | None = None  # the stage before the next one
 
     def finished(self, name: str, fingerprint: str) -> bool:
-        """Whether stage `name` is finished, from the inputs of `fingerprint`.
-
-        Raises:
-            BadInput: it is, but its files are damaged.
-        """
+        """Whether stage `name` is finished, from the inputs of `fingerprint`. Raises BadInput: it is, but its files are damaged."""
         done = self.root / name
         if _read_json(done / STATE).get("fingerprint") != fingerprint:
             return False
@@ -80,10 +75,8 @@ class Workdir:
     def stage(self, name: str, fingerprint: str, make: Callable[[Path], None]) -> Path:
         """The folder of stage `name`; `make(folder)` fills it unless it is finished.
 
-        An unfinished folder is removed if its inputs were others, and passed to `make` if they were the same.
-
-        Raises:
-            BadInput: the disk is full, or the finished folder is damaged.
+        An unfinished folder is removed if its inputs were others, and passed to `make` if they were the same. Raises BadInput:
+        the disk is full, or the finished folder is damaged.
         """
         from compress.training.checkpoint import progress_in
 
@@ -144,10 +137,7 @@ class Workdir:
     def scratch(self) -> Iterator[Path]:
         """Context with an empty folder; at its end the whole work folder is removed. Only the main process enters.
 
-        The remains of a killed call are removed first.
-
-        Raises:
-            BadInput: another run uses this folder.
+        The remains of a killed call are removed first. Raises BadInput: another run uses this folder.
         """
         with self.locked():
             self.alone()
@@ -192,8 +182,7 @@ class Workdir:
     def refuse_foreign(self) -> None:
         """Check that the folder is absent, or was made by stillroom.
 
-        Raises:
-            BadInput: it holds other files, which a stage might remove.
+        Raises BadInput: it holds other files, which a stage might remove.
         """
         if not self.root.exists() or (
             self.root.is_dir()
@@ -208,11 +197,8 @@ class Workdir:
     def locked(self, made_of: str = "") -> Iterator[None]:
         """Context in which no other run uses this folder. With several processes, only the main one continues after it.
 
-        On other nodes than the main process's, `root` is a folder beside this one, for copies of finished stages; it is removed at the
-        end.
-
-        Raises:
-            BadInput: another run uses it, or another node has it while the main process's has not.
+        On other nodes than the main process's, `root` is a folder beside this one, for copies of finished stages; it is removed
+        at the end. Raises BadInput: another run uses it, or another node has it while the main process's has not.
         """
         folders = distributed.gather(_stages_in(self.root))  # all have looked before the first stage changes it
         with ExitStack() as stack:

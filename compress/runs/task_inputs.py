@@ -265,11 +265,7 @@ def method_of(settings: TaskSettings, opened: Opened, shape: Shape) -> tuple[str
 
 
 def chain_in(settings: TaskSettings, opened: Opened, shape: Shape) -> Chain:
-    """The stages of the method of `settings`.
-
-    Raises:
-        BadInput: it does not fit the teacher, the student or the data.
-    """
+    """The stages of the method of `settings`. Raises BadInput: it does not fit the teacher, the student or the data."""
     method, _ = method_of(settings, opened, shape)
     chain = method_chain(
         method, shape, opened.config, start=settings.start, teacher_layer=settings.teacher_layer,
@@ -283,11 +279,7 @@ def chain_in(settings: TaskSettings, opened: Opened, shape: Shape) -> Chain:
 
 
 def refuse_classes(task: Task, chain: Chain) -> None:
-    """Check that no stage of `chain` learns classes where the task has numbers, or answers to questions.
-
-    Raises:
-        BadInput: one does.
-    """
+    """Check that no stage of `chain` learns classes where the task has numbers, or answers to questions. Raises BadInput: one does."""
     if not task.names_labels and "task" in chain.texts and chain.method not in ON_TASK:
         raise BadInput(
             f"--method {chain.method} learns classes on the task, and {task.name} has {task.gives}. Give soft-labels, labels, or a "

@@ -64,8 +64,7 @@ def model_with_head(inputs: TaskInputs) -> Any:
 def make_teacher(folder: Path, inputs: TaskInputs, steps: int) -> None:
     """Save the teacher with a head for the task: its own, or one fine-tuned until validation stops improving.
 
-    Raises:
-        BadInput: its validation score is not shown to be better than chance.
+    Raises BadInput: its validation score is not shown to be better than chance.
     """
     settings = inputs.settings
     model, progress = model_with_head(inputs), Progress()
@@ -125,8 +124,7 @@ def make_start(folder: Path, inputs: TaskInputs, teacher: Path | None) -> None:
 def check_teacher(model: Any, inputs: TaskInputs, best_step: int) -> float:
     """The validation score of the teacher `model`, which was best at `best_step`, or 0 if it was given with its head.
 
-    Raises:
-        BadInput: the lower end of its score's interval does not exceed chance.
+    Raises BadInput: the lower end of its score's interval does not exceed chance.
     """
     logits = shared_row_logits(model, inputs.validation)
 

@@ -43,7 +43,7 @@ BEST = "best.safetensors"
 
 
 # The share of the steps after which validations without a new best count. Before it the rate is high and scores waver, so that patience
-# would end a training that still gains as the rate falls (benchmarks/distill/patience.py).
+# would end a training that still gains as the rate falls (docs/measurements/accuracy.md#patience).
 COUNTS_FROM = 2 / 3
 
 

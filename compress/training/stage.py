@@ -29,10 +29,9 @@ from compress.methods.objectives import (
     vocabulary_losses,
 )
 from compress.methods.presets import Schedule
-from compress.models.activations import Activations, Part, assembled, read
+from compress.models.activations import Activations, Part, assembled, check_equal_shares, is_sharded, read, shard_layers
 from compress.models.families import encoder_of, family_in, kept_apart, layers_of
 from compress.models.precision import weights_in
-from compress.models.sharded_layers import check_equal_shares, is_sharded, shard_layers
 from compress.models.task_heads import standardised
 from compress.models.unilm import asked_words
 from compress.training.checkpoint import Progress

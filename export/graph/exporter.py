@@ -3,29 +3,29 @@
 import contextlib
 import inspect
 import io
-import json
 import logging
 import re
+import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compress.models.configurations import loading_config, position_limit
-from compress.models.heads import HEADS
+from compress.models.heads import stated_head
 from compress.models.sentence_pooling import pooling_in
 from compress.tasks import FEATURE_EXTRACTION, task_of
-from export.graph.nodes import Wiring
+from export.graph.nodes import Wiring, copied
 from serve.errors import BadInput
 from serve.files import replacing
 from serve.model.session import OUTPUT
-from serve.text.labels import MULTI_LABEL, gives_number
+from serve.wording import one_of
 
 if TYPE_CHECKING:
     import torch
-    from onnx import GraphProto, ModelProto
+    from onnx import GraphProto, ModelProto, ValueInfoProto
     from transformers import PreTrainedModel
 
     from compress.models.sentence_encoder import SentenceModel
@@ -154,8 +154,9 @@ def load_answering_model(checkpoint: Path) -> "PreTrainedModel | SentenceModel":
     """
     import torch
 
-    architecture = _architecture(checkpoint)
-    head = next((head for head in HEADS if architecture.endswith(head.suffix)), None)
+    config = loading_config(checkpoint)
+    architecture = " ".join(config.architectures or [])
+    head = stated_head(config)
     if head is None and (how := pooling_in(checkpoint)):
         from compress.models.sentence_encoder import load_sentence_model
 
@@ -172,7 +173,7 @@ def load_answering_model(checkpoint: Path) -> "PreTrainedModel | SentenceModel":
     with quiet():
         model: PreTrainedModel = head.model_class.from_pretrained(
             checkpoint,
-            config=loading_config(checkpoint),
+            config=config,
             attn_implementation="eager",
             dtype=torch.float32,
             local_files_only=True,
@@ -274,44 +275,79 @@ def _check_size(checkpoint: Path, model: "PreTrainedModel | SentenceModel", max_
         )
 
 
-def is_multi_label(checkpoint: Path) -> bool:
-    """Whether any number of labels may apply to a text, by the checkpoint's `problem_type`. BadInput without a `config.json`."""
-    return _config(checkpoint).get("problem_type") == MULTI_LABEL
+# Kernel -> the operators of a session that count as one.
+KERNELS: Mapping[str, frozenset[str]] = {
+    "layer-norm": frozenset({"LayerNormalization", "SkipLayerNormalization", "EmbedLayerNormalization"}),
+    "gelu": frozenset({"Gelu", "BiasGelu", "FastGelu", "QuickGelu"}),
+    "integer products": frozenset(
+        {"MatMulIntegerToFloat", "QLinearMatMul", "QGemm", "DynamicQuantizeMatMul", "MatMulNBits"}
+    ),
+    "attention": frozenset({"Attention", "MultiHeadAttention", "QAttention"}),
+    "skip-layer-norm": frozenset({"SkipLayerNormalization"}),
+    "bias-gelu": frozenset({"BiasGelu"}),
+}
+JOINED = ("attention", "skip-layer-norm", "bias-gelu")
 
 
-def is_of_numbers(checkpoint: Path) -> bool:
-    """Whether the checkpoint gives a text a number. BadInput without a `config.json`."""
-    config = _config(checkpoint)
-    of_texts = _architecture(checkpoint).endswith("ForSequenceClassification")
-    return of_texts and gives_number(config.get("problem_type"), len(config.get("id2label") or (0, 1)))
+def session_operators(onnx_file: Path) -> dict[str, int]:
+    """How many nodes of each kind onnxruntime runs for `onnx_file` on this processor, after its own optimisation."""
+    import onnx
+    import onnxruntime as ort
+
+    with tempfile.TemporaryDirectory() as folder:
+        options = ort.SessionOptions()
+        options.log_severity_level = 3  # suppresses the warning that the optimised file is for this machine only
+        options.optimized_model_filepath = str(Path(folder) / "optimised.onnx")
+        ort.InferenceSession(str(onnx_file), options, providers=["CPUExecutionProvider"])
+        return operators_of(onnx.load(options.optimized_model_filepath))
 
 
-def is_of_answers(checkpoint: Path) -> bool:
-    """Whether the checkpoint answers questions. BadInput without a `config.json`."""
-    return _architecture(checkpoint).endswith("ForQuestionAnswering")
+def operators_of(model: "ModelProto") -> dict[str, int]:
+    """How many nodes of each kind `model` has."""
+    return dict(sorted(Counter(node.op_type for node in model.graph.node).items()))
 
 
-def is_of_vectors(checkpoint: Path) -> bool:
-    """Whether the checkpoint is an encoder of sentences. BadInput without a `config.json`, or for a damaged `modules.json`."""
-    headed = _architecture(checkpoint).endswith(
-        ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
-    )
-    return not headed and pooling_in(checkpoint) is not None
+def fused(operators: Mapping[str, int]) -> dict[str, int]:
+    """The kernels of `KERNELS` among a session's operators."""
+    return {name: sum(operators.get(kind, 0) for kind in kinds) for name, kinds in KERNELS.items()}
 
 
-def _architecture(checkpoint: Path) -> str:
-    """The first of the checkpoint's `architectures`, or an empty string."""
-    architectures = _config(checkpoint).get("architectures")
-    return str(architectures[0]) if architectures else ""
+def missing(found: Mapping[str, int], promised: Mapping[str, int]) -> list[str]:
+    """A sentence for each kernel with fewer operators in `found` than in `promised`."""
+    return [
+        f"{name}: the loaded session has {found.get(name, 0)}, expected {count}"
+        for name, count in promised.items()
+        if found.get(name, 0) < count
+    ]
 
 
-def _config(checkpoint: Path) -> dict[str, Any]:
-    """The checkpoint's configuration. BadInput when there is no readable `config.json`."""
-    file = checkpoint / "config.json"
-    if not file.is_file():
-        raise BadInput(f"{checkpoint} has no config.json; export needs a folder that `save_pretrained` wrote")
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise BadInput(f"{file} is not JSON ({error}); save the checkpoint again") from error
-    return config if isinstance(config, dict) else {}
+def joined(model: "ModelProto", shapes: "Iterable[ValueInfoProto]") -> tuple["ModelProto", dict[str, int]]:
+    """A copy of `model` with the kernels of `JOINED` joined by onnxscript, and how many of each there are.
+
+    `shapes` are `GraphInfo.shapes` of the exporter: the rules compare shapes, and ONNX's own inference loses the number
+    of heads. Remaining values keep their names, and a joined kernel's output has the name of the last value that it
+    replaces. BadInput for a model with nothing to join.
+    """
+    import onnx_ir
+    from onnxscript.rewriter.ort_fusions import optimize_for_ort
+
+    copy = copied(model)
+    copy.graph.value_info.extend(shapes)
+    shape_biases_of_gelu(copy, (-1,))  # the exporter writes (1, features) to prevent joining
+    rewritten, _ = optimize_for_ort(onnx_ir.from_proto(copy))
+    made: ModelProto = onnx_ir.to_proto(rewritten)
+    # A joined kernel writes each named output to memory, such as a residual's sum: those that no node reads are removed.
+    read = {name for node in made.graph.node for name in node.input} | {value.name for value in made.graph.output}
+    for node in made.graph.node:
+        if node.domain == "com.microsoft":
+            wanted = [name if name in read else "" for name in node.output]
+            while not wanted[-1]:
+                wanted.pop()
+            node.output[:] = wanted
+    strip_provenance(made)
+    del made.graph.value_info[:]
+    kernels = fused(operators_of(made))
+    counts = {name: kernels[name] for name in JOINED if kernels[name]}
+    if not counts:
+        raise BadInput(f"--fuse: the graph has no {one_of(JOINED)} to join; leave --fuse out.")
+    return made, counts

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from export.packing.model_card import HUB_METRICS, CardFacts, Figure, model_card
-from export.packing.variants import Gate, Split, Variants, run_name
+from export.packing.variants import Split, Variants, run_name
 from export.packing.writer import pack
 from export.precision.int8_search import Evaluator, Verdict, with_intervals
 from export.settings import Precision
@@ -77,7 +77,7 @@ class ModelReport:
     """By split: scores of models that are not in the bundle, such as the teacher. They are the first rows of each table."""
     other_sizes: Mapping[str, int] = field(default_factory=dict)
     """In bytes, by the same names."""
-    other_gates: Sequence[Gate] = ()
+    other_gates: Sequence[dict[str, Any]] = ()
     claims: Sequence[str] = ()
     warnings: Sequence[str] = ()
 
@@ -90,7 +90,7 @@ class ModelReport:
         return {split: {**self.others.get(split, {}), **with_intervals(found)} for split, found in verdicts.items()}
 
     @property
-    def gates(self) -> list[Gate]:
+    def gates(self) -> list[dict[str, Any]]:
         """Every gate that decides whether a bundle is written."""
         return [*self.variants.gates, *self.other_gates]
 

@@ -5,7 +5,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -13,8 +13,16 @@ import numpy as np
 from compress.data.encoded import Encoded
 from compress.data.examples import Example
 from compress.data.sampler import Row, subset
-from export.graph.exporter import GraphInfo, export_graph, write_model
-from export.graph.fusions import fused, joined, missing, operators_of, session_operators
+from export.graph.exporter import (
+    GraphInfo,
+    export_graph,
+    fused,
+    joined,
+    missing,
+    operators_of,
+    session_operators,
+    write_model,
+)
 from export.precision.calibration import with_long_texts
 from export.precision.fp16 import write_fp16
 from export.precision.int8 import Quantised, quantise_dynamic, quantise_weight_only
@@ -40,19 +48,9 @@ PARITY_TEXTS = 200
 DOCUMENT = "export.json"
 
 
-class Gate(TypedDict):
-    """One gate, with the value reached and the value needed."""
-
-    name: str
-    value: float
-    needed: float
-    passed: bool
-    flag: str
-
-
-def gate(name: str, value: float, needed: float, flag: str = "--gate") -> Gate:
+def gate(name: str, value: float, needed: float, flag: str = "--gate") -> dict[str, Any]:
     """The gate `name` of `flag`, which a `value` of `needed` or more passes."""
-    return Gate(name=name, value=value, needed=needed, passed=value >= needed, flag=flag)
+    return {"name": name, "value": value, "needed": needed, "passed": value >= needed, "flag": flag}
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,7 @@ class Variants:
         return next(variant for variant in order if variant in self.wanted.variants)
 
     @property
-    def gates(self) -> list[Gate]:
+    def gates(self) -> list[dict[str, Any]]:
         """The share of fp32's metric that each variant keeps, in the runtime that serves it."""
         of = "over fp32, validation" if self.labelled else f"has fp32's {self.answers}, {self.validated_on} texts"
         return [
@@ -365,9 +363,8 @@ def _compare(
 def check_promises(wanted: VariantSettings, validation: Split) -> None:
     """Check that promises can be made at all.
 
-    Raises:
-        BadInput: there are no labels, a number is answered, or any number of labels; or there are so few texts that no threshold could
-            show it, even if all answers were right.
+    Raises BadInput: there are no labels, a number is answered, or any number of labels; or there are so few texts that no
+    threshold could show it, even if all answers were right.
     """
     # Each answer must be right or wrong with a score of its own: one class a text, or entities.
     encoded = validation.encoded

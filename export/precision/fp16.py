@@ -42,7 +42,7 @@ def write_fp16(
 ) -> tuple[str, ...]:
     """Write `plain` to the file `out` with float16 weights and products; inputs and logits keep their types.
 
-    `joined`, when given, is written instead: the same model with joined kernels (`export.graph.fusions`). Types and ranges
+    `joined`, when given, is written instead: the same model with joined kernels (`export.graph.exporter`). Types and ranges
     come from `plain`. LayerNormalization, Softmax and the classifier stay in float32. So does every node whose values on
     the `calibration` texts exceed an eighth of the largest float16; the names of these are returned. The written file is
     loaded and run on 8 of the texts. GateMissed when it does not load or its logits are not finite.

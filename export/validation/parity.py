@@ -5,18 +5,14 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from export.graph.exporter import (
-    graph_inputs,
-    is_multi_label,
-    is_of_answers,
-    is_of_numbers,
-    is_of_vectors,
-    load_answering_model,
-)
+from compress.models.configurations import loading_config
+from compress.models.heads import CLASSES, TOKENS, head_of, is_multi_label
+from export.graph.exporter import graph_inputs, load_answering_model
 from export.settings import ATOL, Precision
 from serve.bundle.runtimes import Runtime
 from serve.errors import BadInput
@@ -31,9 +27,10 @@ TOLERANCES: dict[Precision, tuple[float, float]] = {"fp32": (ATOL, 1e-5), "fp16"
 BATCHES = (1, 3, 17)
 
 SHAPES = 7
+"""How many texts of fixed lengths are added to the given texts."""
+
 # The most texts in a batch of `company_differences`.
 MOST_TOGETHER = 32
-"""How many texts of fixed lengths are added to the given texts."""
 
 Text = str | tuple[str, str]
 """A text, or a pair of texts."""
@@ -132,8 +129,7 @@ def graph_parity(
         in_torch,
         Session(onnx_file, threads, runtime, max_length).run,
         shapes_of(texts, load_tokenizer(checkpoint, max_length), max_length),
-        multi_label=is_multi_label(checkpoint),
-        numbers=any(is_of(checkpoint) for is_of in (is_of_numbers, is_of_vectors, is_of_answers)),
+        loading_config(checkpoint),
         company_texts=company_texts,
         seed=seed,
     )
@@ -165,8 +161,7 @@ def variant_parity(
         Session(fp32_file, threads, max_length=max_length).run,
         Session(onnx_file, threads, runtime, max_length).run,
         shapes_of(texts, load_tokenizer(checkpoint, max_length), max_length),
-        multi_label=is_multi_label(checkpoint),
-        numbers=any(is_of(checkpoint) for is_of in (is_of_numbers, is_of_vectors, is_of_answers)),
+        loading_config(checkpoint),
         company_texts=company_texts,
         seed=seed,
     )
@@ -198,14 +193,14 @@ def _compare(
     reference: Runner,
     candidate: Runner,
     encodings: Sequence[Encoding],
+    config: Any,
     *,
-    multi_label: bool,
-    numbers: bool,
     company_texts: int,
     seed: int,
 ) -> Parity:
     expected = [reference([encoding])[0] for encoding in encodings]
-    if numbers:  # or vectors, or the ends of answers, which are of any unit: a tolerance is a share of their spread
+    labels, multi_label = head_of(config) in (TOKENS, CLASSES), is_multi_label(config)
+    if not labels:  # numbers, vectors and the ends of answers are of any unit: a tolerance is a share of their spread
         spread = float(np.std(np.concatenate([np.ravel(each) for each in expected])))
         tolerance = (tolerance[0] * (spread or 1.0), tolerance[1])
     differences: list[np.ndarray] = []  # per text and batch size: the largest of each position, (positions,)
@@ -223,7 +218,7 @@ def _compare(
             actual = candidate([encodings[index] for index in members])
             for row, index in enumerate(members):
                 difference, text_beyond, text_changed, text_ties = _compare_text(
-                    expected[index], actual[row], tolerance, multi_label=multi_label, labels=not numbers
+                    expected[index], actual[row], tolerance, multi_label=multi_label, labels=labels
                 )
                 beyond, changed, ties = beyond + text_beyond, changed + text_changed, ties + text_ties
                 differences.append(difference)

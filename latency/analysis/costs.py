@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from latency.analysis.roofline import flops_per_text, parameters, weights_read_bytes
 from latency.candidates.candidate import Candidate
-from latency.measure.result_document import Cost, ModelRow, Peaks, Work
 from serve.errors import BadInput
 
 SECONDS_AN_HOUR = 3600
@@ -13,10 +13,10 @@ PEAKS = {"fp32": "fp32_gflop_per_s", "bf16": "bf16_gflop_per_s", "int8": "int8_g
 
 
 def add_costs(
-    models: Mapping[str, ModelRow],
+    models: Mapping[str, dict[str, Any]],
     candidates: Sequence[Candidate],
-    work: Work,
-    peaks: Peaks,
+    work: dict[str, Any],
+    peaks: dict[str, Any],
     price_per_core_hour: float | None = None,
 ) -> None:
     """Adds the costs that follow from speed and size to each of `models`; an unknown one stays absent.
@@ -49,7 +49,7 @@ def add_costs(
                 cost["peak_share"] = round(reached / peak, 4)
 
 
-def _add_size(cost: Cost, candidate: Candidate, tokens: int, notes: list[str]) -> None:
+def _add_size(cost: dict[str, Any], candidate: Candidate, tokens: int, notes: list[str]) -> None:
     count = parameters(candidate.path)
     if count is not None:
         cost["parameters"] = count
@@ -64,3 +64,64 @@ def _add_size(cost: Cost, candidate: Candidate, tokens: int, notes: list[str]) -
         cost["flops_per_text"] = flops_per_text(config, tokens, labels=len(reads.labels))
     except BadInput as error:
         notes.append(f"The operations were not counted: {error.message}.")
+
+
+class Point(NamedTuple):
+    """Latency and metric of one candidate."""
+
+    name: str
+    latency_ms: float
+    metric: float | None
+    low_ms: float | None = None  # ends of the latency's interval
+    high_ms: float | None = None
+
+
+def pareto_front(points: Sequence[Point]) -> list[str]:
+    """The names on the Pareto front, fastest first: every slower candidate on it has a better metric.
+
+    Of candidates equal in both, the first one given is kept. Candidates without a metric are left out.
+    """
+    known = [point for point in points if point.metric is not None]
+    best, front = float("-inf"), []
+    for point in sorted(known, key=lambda each: (each.latency_ms, -(each.metric or 0.0))):
+        assert point.metric is not None
+        if point.metric > best:
+            best = point.metric
+            front.append(point.name)
+    return front
+
+
+def within_budget(points: Sequence[Point], budget_ms: float, percentile: int) -> dict[str, Any]:
+    """The candidate with the best metric whose latency, at `percentile`, meets the budget; without metrics the fastest.
+
+    Of equal metrics, the faster one. If none meets the budget, the sentence names the fastest and by how much it missed.
+    If the interval of the named candidate crosses the budget, the verdict is "perhaps".
+    """
+    nearest = min(points, key=lambda point: point.latency_ms)
+    meeting = [point for point in points if point.latency_ms <= budget_ms]
+    best = max(meeting, key=lambda point: (point.metric or 0.0, -point.latency_ms)) if meeting else None
+    what = f"p{percentile} of {budget_ms:g} ms"
+    if best is None:
+        missed_ms = nearest.latency_ms - budget_ms
+        sentence = (
+            f"No candidate meets the budget, {what}: {nearest.name} comes nearest with {nearest.latency_ms:.3g} ms, "
+            f"{missed_ms:.3g} ms ({missed_ms / budget_ms:.0%}) too slow."
+        )
+        perhaps = nearest.low_ms is not None and nearest.low_ms <= budget_ms
+        if perhaps:
+            sentence += f" That is not certain: the interval begins at {nearest.low_ms:.3g} ms."
+    else:
+        reached = "" if best.metric is None else f" and the best metric of those that do, {best.metric:.4f}"
+        sentence = f"{best.name} meets the budget, {what}, with {best.latency_ms:.3g} ms{reached}."
+        perhaps = best.high_ms is not None and best.high_ms > budget_ms
+        if perhaps:
+            sentence += f" That is not certain: the interval reaches {best.high_ms:.3g} ms."
+    return {
+        "budget_ms": budget_ms,
+        "percentile": percentile,
+        "best": best and best.name,
+        "nearest": nearest.name,
+        "nearest_ms": nearest.latency_ms,
+        "verdict": "perhaps" if perhaps else "met" if best else "missed",
+        "sentence": sentence,
+    }

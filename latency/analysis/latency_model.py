@@ -34,11 +34,7 @@ class Timed(NamedTuple):
     p99_ms: float
 
     def percentile_ms(self, percentile: int) -> float:
-        """The time that 50 or 99 calls of 100 stayed within.
-
-        Raises:
-            ValueError: another percentile.
-        """
+        """The time that 50 or 99 calls of 100 stayed within. Raises ValueError: another percentile."""
         return {50: self.p50_ms, 99: self.p99_ms}[_known(percentile)]
 
 
@@ -64,11 +60,7 @@ class LatencyModel:
         return float(np.dot(_work(shape), [self.ms_by_operator.get(name, 0.0) for name in OPERATORS]))
 
     def percentile_ms(self, shape: Shape, percentile: int) -> float:
-        """The time that 50 or 99 calls of 100 stay within.
-
-        Raises:
-            ValueError: another percentile.
-        """
+        """The time that 50 or 99 calls of 100 stay within. Raises ValueError: another percentile."""
         return self.p50_ms(shape) * (1.0 if _known(percentile) == 50 else self.p99_over_p50)
 
     def errors_on(self, timed: Sequence[Timed]) -> Errors:

@@ -19,14 +19,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from latency.measure.interleave import timing_environment
 from latency.measure.machine import free_memory_bytes, last_level_cache_bytes
-from latency.measure.result_document import Peaks
 from latency.measure.worker import THREAD_VARIABLES
 from serve.bundle.runtimes import Runtime
 from serve.errors import BadInput, BundleError, InternalError
@@ -42,7 +41,7 @@ KINDS = ("bert", "distilbert", "electra", "modernbert", "mpnet", "roberta", "xlm
 DISTILBERT_NAMES = {"hidden_size": "dim", "num_hidden_layers": "n_layers", "intermediate_size": "hidden_dim"}
 
 
-def measured_peaks(threads: int, seconds: float = 6.0) -> Peaks:
+def measured_peaks(threads: int, seconds: float = 6.0) -> dict[str, Any]:
     """The peaks of this machine: products of large matrices and copies of large arrays with `threads` threads.
 
     A separate process makes calls for about `seconds`. The best call counts, so other work on the machine has little effect
@@ -80,7 +79,7 @@ def measured_peaks(threads: int, seconds: float = 6.0) -> Peaks:
             f"the process that measures peaks ended with status {ended.returncode}. Its last output:\n{last_words}"
         )
     # Native libraries may print to stdout too, but the JSON is the last line.
-    peaks: Peaks = json.loads(ended.stdout.strip().splitlines()[-1])
+    peaks: dict[str, Any] = json.loads(ended.stdout.strip().splitlines()[-1])
     return peaks
 
 
@@ -196,7 +195,7 @@ def _weights(path: Path) -> list[Weight] | None:
 Products = Iterator[Callable[[], object]]
 
 
-def _peaks(threads: int, seconds: float) -> Peaks:
+def _peaks(threads: int, seconds: float) -> dict[str, Any]:
     # A product of 1,024 x 1,024 keeps two cores busy for milliseconds and fits into their caches; many cores need a larger one.
     side = 1024 if threads <= 4 else 2048
     gflop = 2 * side**3 / 1e9
@@ -207,7 +206,7 @@ def _peaks(threads: int, seconds: float) -> Peaks:
         "int8_gflop_per_s": [_rate(call, gflop, slice_s) for call in _int8_products(side, threads)],
         "bandwidth_gb_per_s": [_rate(call, gigabytes, slice_s) for call, gigabytes in _streams(threads)],
     }
-    return cast(Peaks, {"threads": threads} | {name: round(max(rates), 1) for name, rates in found.items() if rates})
+    return {"threads": threads} | {name: round(max(rates), 1) for name, rates in found.items() if rates}
 
 
 def _rate(call: Callable[[], object], work: float, seconds: float) -> float:

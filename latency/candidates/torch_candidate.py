@@ -4,13 +4,13 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from compress.models.configurations import loading_config
+from compress.models.heads import stated_head
 from compress.models.sentence_pooling import pooling_in
 from latency.candidates.candidate import Call, Candidate, Int64s, missing
 from serve.errors import BadInput
@@ -27,7 +27,7 @@ Forward = Callable[[dict[str, "torch.Tensor"]], "torch.Tensor"]
 
 
 def load_torch(candidate: Candidate) -> Call:
-    """See `latency.candidates.open_candidate.load`."""
+    """See `latency.candidates.candidate.load`."""
     import torch
 
     dtypes = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -112,7 +112,6 @@ def _opener(candidate: Candidate) -> "Callable[..., PreTrainedModel | SentenceMo
     import transformers
 
     from compress.models.pretrained import config_in
-    from compress.models.task_heads import with_span_logits
 
     config_file = candidate.path / "config.json"
     if not config_file.is_file():
@@ -122,19 +121,11 @@ def _opener(candidate: Candidate) -> "Callable[..., PreTrainedModel | SentenceMo
         )
     # It may name code that is not to be loaded.
     config = config_in(candidate.path, f"candidate {candidate.name!r} in {candidate.path}", any_family=True)
-    architectures = " ".join(config.architectures or [])
-    opener: Callable[..., PreTrainedModel] = transformers.AutoModel.from_pretrained
-    if "ForTokenClassification" in architectures:
-        opener = transformers.AutoModelForTokenClassification.from_pretrained
-    elif "ForQuestionAnswering" in architectures:  # its one output is both logits of each token, as in a bundle
-
-        def opener(path: Path, **options: Any) -> "PreTrainedModel":
-            found = transformers.AutoModelForQuestionAnswering.from_pretrained(path, **options)
-            return cast("PreTrainedModel", with_span_logits(found))
-    elif "ForSequenceClassification" in architectures:
-        opener = transformers.AutoModelForSequenceClassification.from_pretrained
-    elif how := pooling_in(candidate.path):
+    head = stated_head(config)
+    if head is None and (how := pooling_in(candidate.path)):
         from compress.models.sentence_encoder import load_sentence_model
 
         return partial(load_sentence_model, how)
-    return partial(opener, config=loading_config(candidate.path), local_files_only=True, use_safetensors=True)
+    opener = (head.model_class if head else transformers.AutoModel).from_pretrained
+    opened = partial(opener, config=loading_config(candidate.path), local_files_only=True, use_safetensors=True)
+    return (lambda path, **options: head.ready(opened(path, **options))) if head else opened

@@ -10,12 +10,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 import numpy as np
 
-from latency.load.arrivals import highest_rate, poisson_s
-from latency.load.driver import OK, TIMEOUT, UNSENT, Driven, drive
+from latency.load.driver import OK, TIMEOUT, UNSENT, Driven, drive, highest_rate, poisson_s
 from latency.load.http_client import target_of
 from latency.measure.interleave import Progress
 from latency.measure.statistics import SAMPLES_FOR_P99
@@ -31,43 +30,6 @@ FIRST_QUERIES = 20  # one after another; their latency gives a ramp's first rate
 MOST_DOUBLED = 4096  # a ramp's highest rate, as a multiple of its first
 # If the generator's p99 lateness exceeds this share of the p99 latency, the client may be the limit.
 LATE_SHARE = 0.1
-
-
-class LoadTrial(TypedDict):
-    """One rate tried. Times are in milliseconds from the moment when a query was due; percentiles are of ok queries."""
-
-    rate_per_s: float
-    queries: int  # sent; fewer than asked for when the trial missed its bound and was cut short
-    seconds: float  # from the start to the last answer
-    p50_ms: float | None  # None: no ok query
-    p90_ms: float | None
-    p99_ms: float | None
-    held: NotRequired[bool]  # no query was refused, failed or timed out, and p99 stayed under the bound
-    ok: int
-    refused: int  # 429 and 503
-    timeouts: int
-    errors: dict[str, int]  # by status or kind
-    answered_per_s: float  # ok queries per second
-    late_p50_ms: float  # the generator's own lateness
-    late_p99_ms: float
-    client_core_share: float  # of one core, that the generator used
-    connections: int  # opened
-    waited: int  # queries that waited because all connections were in use and no more could be opened
-    resent: int  # queries whose connection the server had closed as idle
-    doubts: list[str]
-    latencies_ms: list[float]  # of ok queries, in order of their due moments
-    from_sent_ms: list[float]  # of the same queries, from when they were written: a closed loop would measure these
-    refused_ms: list[float]
-    late_ms: list[float]
-
-
-class LoadedServer(TypedDict):
-    """The result of `ramp`."""
-
-    bound_ms: float
-    rate_per_s: float  # the highest rate that held; 0: no tried rate held
-    trials: list[LoadTrial]  # in order
-    doubts: list[str]  # about the rate found
 
 
 @dataclass(frozen=True)
@@ -130,36 +92,34 @@ class Load:
             )
         return found
 
-    def trial(self, bound_ms: float | None = None) -> LoadTrial:
-        """Everything as a JSON document, with `held` where there is a bound."""
+    def trial(self, bound_ms: float | None = None) -> dict[str, Any]:
+        """Everything as a JSON document, with `held` where there is a bound. Percentiles are of ok queries."""
         p50_ms, p90_ms, p99_ms = (self.percentile_ms(percent) for percent in (50, 90, 99))
-        document = LoadTrial(
-            rate_per_s=self.rate_per_s,
-            queries=self.queries,
-            seconds=self.seconds,
-            p50_ms=p50_ms,
-            p90_ms=p90_ms,
-            p99_ms=p99_ms,
-            ok=len(self.latencies_ms),
-            refused=len(self.refused_ms),
-            timeouts=self.timeouts,
-            errors=self.errors,
-            answered_per_s=len(self.latencies_ms) / self.seconds,
-            late_p50_ms=self.late_percentile_ms(50),
-            late_p99_ms=self.late_percentile_ms(99),
-            client_core_share=self.client_core_share,
-            connections=self.connections,
-            waited=self.waited,
-            resent=self.resent,
-            doubts=self.doubts(),
-            latencies_ms=[round(ms, 4) for ms in self.latencies_ms],
-            from_sent_ms=[round(ms, 4) for ms in self.from_sent_ms],
-            refused_ms=[round(ms, 4) for ms in self.refused_ms],
-            late_ms=[round(ms, 4) for ms in self.late_ms],
-        )
-        if bound_ms is not None:
-            document["held"] = self.held(bound_ms)
-        return document
+        return {
+            "rate_per_s": self.rate_per_s,
+            "queries": self.queries,  # fewer than asked for when the trial missed its bound and was cut short
+            "seconds": self.seconds,
+            "p50_ms": p50_ms,
+            "p90_ms": p90_ms,
+            "p99_ms": p99_ms,
+            "ok": len(self.latencies_ms),
+            "refused": len(self.refused_ms),
+            "timeouts": self.timeouts,
+            "errors": self.errors,
+            "answered_per_s": len(self.latencies_ms) / self.seconds,
+            "late_p50_ms": self.late_percentile_ms(50),
+            "late_p99_ms": self.late_percentile_ms(99),
+            "client_core_share": self.client_core_share,
+            "connections": self.connections,
+            "waited": self.waited,
+            "resent": self.resent,
+            "doubts": self.doubts(),
+            **{
+                name: [round(ms, 4) for ms in getattr(self, name)]
+                for name in ("latencies_ms", "from_sent_ms", "refused_ms", "late_ms")
+            },
+            **({} if bound_ms is None else {"held": self.held(bound_ms)}),
+        }
 
 
 def request_bodies(template: str, texts: Sequence[str]) -> list[bytes]:
@@ -275,7 +235,7 @@ def ramp(
     seed: int = 0,
     tolerance: float = 0.05,
     progress: Progress | None = None,
-) -> LoadedServer:
+) -> dict[str, Any]:
     """The highest rate whose p99 stays under `bound_ms` while no query is refused, fails or times out.
 
     A trial is a `load` with `seconds` of arrivals, or with `queries`; it ends early when it cannot keep the bound. The search
@@ -324,8 +284,8 @@ def ramp(
         doubts += [f"at {lowest.rate_per_s:.4g}/s, which did not hold: {doubt}" for doubt in lowest.client_doubts()]
     else:
         doubts.append(f"every rate that was tried held, up to {found:.4g}/s; the server may sustain more")
-    trials = [tried.trial(bound_ms) for tried in loads]
-    return LoadedServer(bound_ms=bound_ms, rate_per_s=found, trials=trials, doubts=doubts)
+    trials = [tried.trial(bound_ms) for tried in loads]  # in order
+    return {"bound_ms": bound_ms, "rate_per_s": found, "trials": trials, "doubts": doubts}
 
 
 def _drawn(requests: int, queries: int, seed: int) -> list[int]:

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Generic, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +22,13 @@ import numpy.typing as npt
 from latency.candidates.candidate import Candidate
 from latency.candidates.end_to_end import Text
 from latency.measure.machine import busy_core_seconds, energy_counters, joules_between
-from latency.measure.result_document import Operators
 from latency.measure.statistics import Condition, Measurement, paired_ratio
-from latency.measure.worker import Loaded, OfflineTurn, ServerTurn, StreamTurn, TimedTurn
-from latency.measure.workloads import Workload
 from serve.bundle.cpu import one_cpu_a_core, read_cores
 from serve.errors import BadInput, InternalError
 from serve.tasks import Answer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 Progress = Callable[[int, int, str], None]  # steps done, all steps, what is being timed
 
@@ -44,7 +44,15 @@ TEXTS_AT_ONCE = 500  # texts scored per request to a worker
 LEAST_TURNS = 6  # fewer pairs have no 95 % interval
 MOST_TURNS = 400
 
-TurnKind = TypeVar("TurnKind", TimedTurn, StreamTurn, OfflineTurn)
+
+@dataclass(frozen=True)
+class Workload:
+    """One shape of input."""
+
+    name: str
+    batch: int  # rows
+    tokens: int  # per row, special tokens included
+    input_ids: npt.NDArray[np.int64]  # (batch, tokens)
 
 
 @dataclass(frozen=True)
@@ -88,11 +96,11 @@ def start_workers(
             worker = stack.enter_context(Worker(candidate))
             worker.send_load(workloads, texts if candidate.reads else ())
             if cold_starts:
-                worker.loaded = cast(Loaded, worker.receive())
+                worker.loaded = worker.receive()
             workers[candidate.name] = worker
         if not cold_starts:
             for worker in workers.values():
-                worker.loaded = cast(Loaded, worker.receive())
+                worker.loaded = worker.receive()
         for worker in workers.values():
             worker.bind()
         yield workers
@@ -122,7 +130,7 @@ def measure(
                 break
             last_ms = median_ms
 
-    def take(worker: Worker, _turn: int) -> TimedTurn:
+    def take(worker: Worker, _turn: int) -> Any:
         return worker.run(workload, seconds=patience.turn_seconds, least=1, most=MOST_PER_TURN)
 
     logs, stopped = interleave_turns(workers, take, lambda each: each["samples_ms"], patience, seed, progress)
@@ -133,10 +141,10 @@ def measure(
 
 
 @dataclass
-class Log(Generic[TurnKind]):
+class Log:
     """The results so far of a candidate's turns on one workload."""
 
-    turns: list[TurnKind] = field(default_factory=list)
+    turns: list[dict[str, Any]] = field(default_factory=list)
     turns_ms: list[list[float]] = field(default_factory=list)
     other_core_seconds: float = 0.0  # of other processes; 0 if the system does not report them
     seconds: float = 0.0
@@ -145,14 +153,14 @@ class Log(Generic[TurnKind]):
 
 def interleave_turns(
     workers: "Mapping[str, Worker]",
-    take: "Callable[[Worker, int], TurnKind]",
-    samples_ms: Callable[[TurnKind], list[float]],
+    take: "Callable[[Worker, int], dict[str, Any]]",
+    samples_ms: Callable[[dict[str, Any]], list[float]],
     patience: StoppingRule,
     seed: int = 0,
     progress: Progress | None = None,
-) -> tuple[dict[str, Log[TurnKind]], str]:
+) -> tuple[dict[str, Log], str]:
     """Runs rounds with one turn of each of `workers`; returns their results, and why the rounds ended: `tight` or `time`."""
-    logs: dict[str, Log[TurnKind]] = {name: Log() for name in workers}
+    logs: dict[str, Log] = {name: Log() for name in workers}
     shuffler = random.Random(seed)
     began_s = time.monotonic()
     for turn in range(MOST_TURNS):
@@ -185,7 +193,7 @@ def interleave_turns(
     return logs, "tight" if _tight(logs, patience.tight) else "time"
 
 
-def _tight(logs: Mapping[str, Log[TurnKind]], tight: float) -> bool:
+def _tight(logs: Mapping[str, Log], tight: float) -> bool:
     turns = [[np.asarray(turn_ms) for turn_ms in log.turns_ms] for log in logs.values()]
     if len(turns) == 1:  # no other candidate: its turns are paired with their median
         middle = np.median([float(np.median(turn_ms)) for turn_ms in turns[0]])
@@ -194,9 +202,7 @@ def _tight(logs: Mapping[str, Log[TurnKind]], tight: float) -> bool:
     return all(math.log(high / low) / 2 <= tight for _, low, high in (paired_ratio(first, each) for each in turns[1:]))
 
 
-def measurement_of(
-    worker: "Worker", log: Log[TimedTurn] | Log[StreamTurn], stopped: str, *, batch: int, tokens: int | None
-) -> Measurement:
+def measurement_of(worker: "Worker", log: Log, stopped: str, *, batch: int, tokens: int | None) -> Measurement:
     """The turns in `log` as one measurement, with its conditions for its readers."""
     conditions: dict[str, Condition] = {
         "runtime": worker.candidate.runtime,
@@ -233,7 +239,7 @@ def timing_environment() -> dict[str, str]:
 class Worker:
     """A `latency.measure.worker` process for one candidate; a context manager that always ends its process."""
 
-    loaded: Loaded
+    loaded: dict[str, Any]
 
     def __init__(self, candidate: Candidate) -> None:
         self.candidate = candidate
@@ -296,28 +302,28 @@ class Worker:
         given = {"candidate": described, "work": packed, "texts": list(texts), "spawned_s": self._spawned_s}
         self._send({"command": "load", **given})
 
-    def run(self, workload: Workload, *, seconds: float, least: int, most: int) -> TimedTurn:
+    def run(self, workload: Workload, *, seconds: float, least: int, most: int) -> Any:
         """One turn on rows of token ids; see `latency.measure.worker.timed_calls`."""
-        return cast(TimedTurn, self.ask("run", work=workload.name, seconds=seconds, least=least, most=most))
+        return self.ask("run", work=workload.name, seconds=seconds, least=least, most=most)
 
     def answers(self) -> "list[Answer]":
         """The candidate's answers to all texts, requested in parts so that no request reaches the timeout."""
         found: list[Answer] = []
         while len(found) < self._texts:
-            found += cast("list[Answer]", self.ask("answers", first=len(found), count=TEXTS_AT_ONCE))
+            found += self.ask("answers", first=len(found), count=TEXTS_AT_ONCE)
         return found
 
-    def stream(self, chosen: Sequence[int], passes: int) -> StreamTurn:
+    def stream(self, chosen: Sequence[int], passes: int) -> Any:
         """One turn on the chosen texts, one at a time."""
-        return cast(StreamTurn, self.ask("stream", chosen=list(chosen), passes=passes))
+        return self.ask("stream", chosen=list(chosen), passes=passes)
 
-    def offline(self, count: int, batch_tokens: int) -> OfflineTurn:
+    def offline(self, count: int, batch_tokens: int) -> Any:
         """One pass over the first `count` texts."""
-        return cast(OfflineTurn, self.ask("offline", count=count, batch_tokens=batch_tokens))
+        return self.ask("offline", count=count, batch_tokens=batch_tokens)
 
     def serve(
         self, at_s: Sequence[float], chosen: Sequence[int], *, most: int, bound_s: float, late_allowed: int
-    ) -> ServerTurn:
+    ) -> Any:
         """The chosen texts, due at given moments, until more than `late_allowed` answers take longer than `bound_s`."""
         self._send(
             {
@@ -326,22 +332,14 @@ class Worker:
             }
         )  # fmt: skip
         last_s = at_s[-1]  # waiting for the last text is not a hang
-        return cast(ServerTurn, self.receive(last_s + REPLY_TIMEOUT_S))
+        return self.receive(last_s + REPLY_TIMEOUT_S)
 
-    def memory(self) -> dict[str, int | None]:
-        """Resident bytes of the worker's process, current and peak; None if the system does not report them."""
-        return cast("dict[str, int | None]", self.ask("memory"))
-
-    def operators(self, input_ids: list[list[int]]) -> Operators:
-        """Time by operator on rows of token ids; for onnxruntime on a CPU."""
-        return cast(Operators, self.ask("operators", input_ids=input_ids))
-
-    def ask(self, command: str, **given: Any) -> object:
+    def ask(self, command: str, **given: Any) -> Any:
         """The worker's reply to a command; see `latency.measure.worker`."""
         self._send({"command": command, **given})
         return self.receive()
 
-    def receive(self, timeout_s: float | None = None) -> object:
+    def receive(self, timeout_s: float | None = None) -> Any:
         """The worker's next reply, within `timeout_s` (default REPLY_TIMEOUT_S).
 
         Raises BadInput for a reply that reports an error, InternalError without a reply.
@@ -383,3 +381,43 @@ class Worker:
         with suppress(BrokenPipeError):  # the worker has died; `receive` raises the error
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
+
+
+def from_texts(texts: Sequence[str], tokenizer: "Tokenizer", batch: int, tokens: int) -> Workload:
+    """A workload of `batch` rows of exactly `tokens` tokens, cut from `texts` in order.
+
+    Texts are joined until a row is full, and the rest of the last text is cut off. Each row starts with a new text and has
+    the tokenizer's special tokens, like a real input. After the last text the first follows again. Raises BadInput when
+    no text has a token, or when `tokens` leaves no room for any.
+    """
+    if batch < 1:
+        raise BadInput(f"batch {batch} was given; a workload needs 1 or more rows")
+    text_ids = [ids for ids in (_plain_ids(tokenizer, text) for text in texts) if ids]
+    if not text_ids:
+        raise BadInput(f"{len(texts)} texts were given, without any token; give texts like those that will be served")
+    # The special tokens that the tokenizer puts before and after a text.
+    encoding = tokenizer.encode(next(text for text in texts if _plain_ids(tokenizer, text)))
+    kinds = zip(encoding.ids, encoding.special_tokens_mask, encoding.attention_mask, strict=True)
+    real = [(token, bool(special)) for token, special, attended in kinds if attended]
+    own = [i for i, (_, special) in enumerate(real) if not special]
+    opening, closing = ([token for token, _ in part] for part in (real[: own[0]], real[own[-1] + 1 :]))
+    room = tokens - len(opening) - len(closing)
+    if room < 1:
+        raise BadInput(
+            f"{tokens} tokens were asked for, but special tokens alone take {len(opening) + len(closing)}; "
+            f"ask for {len(opening) + len(closing) + 1} or more"
+        )
+    rows, position = [], 0
+    for _ in range(batch):
+        row: list[int] = []
+        while len(row) < room:
+            row += text_ids[position % len(text_ids)]
+            position += 1
+        rows.append([*opening, *row[:room], *closing])
+    return Workload(f"batch {batch} x {tokens} tokens", batch, tokens, np.array(rows, dtype=np.int64))
+
+
+def _plain_ids(tokenizer: "Tokenizer", text: str) -> list[int]:
+    """Ids of `text` without special tokens and without padding, even if the tokenizer pads."""
+    encoding = tokenizer.encode(text, add_special_tokens=False)
+    return [token for token, real in zip(encoding.ids, encoding.attention_mask, strict=True) if real]

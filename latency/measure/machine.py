@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 from serve.bundle.cpu import available_cores, cpu_features
 
@@ -30,21 +30,7 @@ CPUS = Path("/sys/devices/system/cpu")
 LIBRARIES = ("torch", "transformers", "onnxruntime", "openvino", "tokenizers", "numpy")
 
 
-class MachineFacts(TypedDict):
-    """The result of `machine_facts`."""
-
-    cpu: str
-    cores: int  # that this process may use
-    flags: list[str]  # those of `FLAGS_OF_INTEREST` that the CPU has
-    memory_gib: float
-    os: str
-    python: str
-    versions: dict[str, str]  # installed libraries only
-    load_average: float  # of the last minute, before measuring
-    measured_at: str  # UTC
-
-
-def machine_facts() -> MachineFacts:
+def machine_facts() -> dict[str, Any]:
     """The facts to record with every timing: no host name, no user name, no path."""
     said = [(key.strip(), value.strip()) for key, _, value in _lines(Path("/proc/cpuinfo"))]
     model = next((value for key, value in said if key in ("model name", "Hardware", "Processor")), "")
@@ -56,17 +42,17 @@ def machine_facts() -> MachineFacts:
         with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     flags = cpu_features(environment={})  # empty: libraries use even the features that a setting hides from stillroom
-    return MachineFacts(
-        cpu=model or platform.processor() or platform.machine(),
-        cores=available_cores(),
-        flags=[flag for flag in FLAGS_OF_INTEREST if flag in flags],
-        memory_gib=round(memory_bytes / 2**30, 1),
-        os=f"{platform.system()} {platform.release().split('-')[0]} {platform.machine()}",
-        python=platform.python_version(),
-        versions=versions,
-        load_average=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else 0.0,
-        measured_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    )
+    return {
+        "cpu": model or platform.processor() or platform.machine(),
+        "cores": available_cores(),
+        "flags": [flag for flag in FLAGS_OF_INTEREST if flag in flags],
+        "memory_gib": round(memory_bytes / 2**30, 1),
+        "os": f"{platform.system()} {platform.release().split('-')[0]} {platform.machine()}",
+        "python": platform.python_version(),
+        "versions": versions,
+        "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else 0.0,
+        "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
 
 
 def machine_line(machine: Mapping[str, Any], runtimes: Iterable[str] | None = None) -> str:

@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from latency.measure.result_document import OperatorRow, Operators
-
 WARM_UP_CALLS = 5
 TOP = 10
 
@@ -41,7 +39,9 @@ class Node(NamedTuple):
     ms: float  # median over calls, without the profiler's overhead
 
 
-def operators(onnx_file: Path, feeds: Mapping[str, npt.NDArray[np.int64]], threads: int, calls: int = 30) -> Operators:
+def operators(
+    onnx_file: Path, feeds: Mapping[str, npt.NDArray[np.int64]], threads: int, calls: int = 30
+) -> dict[str, Any]:
     """Time of one call on `feeds`, each (batch, tokens), by operator; inputs that the graph does not take are ignored.
 
     The session has the server's options. A node's time is its median over `calls`; its kind is that after onnxruntime's
@@ -52,7 +52,7 @@ def operators(onnx_file: Path, feeds: Mapping[str, npt.NDArray[np.int64]], threa
     Without this overhead the nodes added up to 0.9 to 1.1 times an unprofiled call, or 1.3 times with two threads on busy
     cores. So rely on the shares, and time whole calls without the profiler. BundleError when the graph does not open.
     """
-    from latency.candidates.open_candidate import feeds_of
+    from latency.candidates.candidate import feeds_of
     from serve.model.session import int32_of, onnxruntime_options, onnxruntime_session
 
     with tempfile.TemporaryDirectory() as folder:
@@ -72,11 +72,11 @@ def operators(onnx_file: Path, feeds: Mapping[str, npt.NDArray[np.int64]], threa
     return summary(nodes, layers, tokens=feeds["input_ids"].shape[1])
 
 
-def summary(nodes: list[Node], layers: Mapping[str, str], tokens: int) -> Operators:
+def summary(nodes: list[Node], layers: Mapping[str, str], tokens: int) -> dict[str, Any]:
     """`nodes` grouped by layer and kind; `layers` maps a node's name to its layer."""
     total_ms = sum(node.ms for node in nodes)
     if not total_ms:  # no node takes longer than the profiler's overhead
-        return Operators(tokens=tokens, top=[], by_kind={}, by_layer={}, matrix_share=0.0)
+        return {"tokens": tokens, "top": [], "by_kind": {}, "by_layer": {}, "matrix_share": 0.0}
     groups: dict[tuple[str, str], list[float]] = defaultdict(list)
     by_kind: dict[str, float] = defaultdict(float)
     by_layer: dict[str, float] = defaultdict(float)
@@ -84,17 +84,17 @@ def summary(nodes: list[Node], layers: Mapping[str, str], tokens: int) -> Operat
         groups[layers[node.name], node.kind].append(node.ms)
         by_kind[node.kind] += node.ms / total_ms
         by_layer[layers[node.name]] += node.ms / total_ms
-    rows = [
-        OperatorRow(layer=layer, kind=kind, ms=round(sum(ms), 4), share=sum(ms) / total_ms, calls=len(ms))
+    rows: list[dict[str, Any]] = [
+        {"layer": layer, "kind": kind, "ms": round(sum(ms), 4), "share": sum(ms) / total_ms, "calls": len(ms)}
         for (layer, kind), ms in groups.items()
     ]
-    return Operators(
-        tokens=tokens,
-        top=sorted(rows, key=lambda row: -row["share"])[:TOP],
-        by_kind=dict(sorted(by_kind.items(), key=lambda item: -item[1])),
-        by_layer={layer: by_layer[layer] for layer in sorted(by_layer, key=_place)},
-        matrix_share=sum(share for kind, share in by_kind.items() if PRODUCT.search(kind)),
-    )
+    return {
+        "tokens": tokens,
+        "top": sorted(rows, key=lambda row: -row["share"])[:TOP],
+        "by_kind": dict(sorted(by_kind.items(), key=lambda item: -item[1])),
+        "by_layer": {layer: by_layer[layer] for layer in sorted(by_layer, key=_place)},
+        "matrix_share": sum(share for kind, share in by_kind.items() if PRODUCT.search(kind)),
+    }
 
 
 def depth_in_name(name: str) -> float | None:

@@ -62,19 +62,13 @@ class Measurement:
         return self._percentile_ms(50)
 
     @property
-    def p90_ms(self) -> float:
-        """Nine calls in ten were at least as fast."""
-        return self._percentile_ms(90)
-
-    @property
-    def p95_ms(self) -> float:
-        """Nineteen calls in twenty were at least as fast."""
-        return self._percentile_ms(95)
-
-    @property
     def p99_ms(self) -> float:
         """Ninety-nine calls in a hundred were at least as fast; see `doubts` for how far to trust it."""
         return self._percentile_ms(99)
+
+    def percentiles_ms(self) -> dict[str, float]:
+        """The times that 50, 90, 95 and 99 calls in a hundred kept, as `{"p50_ms": time, ...}`."""
+        return {f"p{percent}_ms": round(self._percentile_ms(percent), 4) for percent in PERCENTILES}
 
     def intervals_ms(self, seed: int = 0) -> dict[str, list[float]]:
         """95 % intervals of p50, p90, p95 and p99 as `{"p50": [low, high], ...}`; empty for a single turn.

@@ -1,14 +1,17 @@
 """One candidate in a process of its own: `python -m latency.measure.worker`, JSON lines in, JSON lines out.
 
     {"command": "load", "candidate": {...}, "work": {name: input_ids}, "texts": [...], "spawned_s"}
-        -> `Loaded`
-    {"command": "answers", "first", "count"}                            these texts -> [answer of each, see `serve.text.answers`]
-    {"command": "run", "work": name, "seconds", "least", "most"}        rows of token ids -> `TimedTurn`
-    {"command": "stream", "chosen": [index of text], "passes"}          one text at a time -> `StreamTurn`
-    {"command": "offline", "count", "batch_tokens"}             the first texts, sorted by length -> `OfflineTurn`
-    {"command": "serve", "at_s", "chosen", "most", "bound_s", "late_allowed"}  texts due at given moments -> `ServerTurn`
-    {"command": "operators", "input_ids"}                               -> `latency.measure.result_document.Operators`
-    {"command": "memory"}                                               -> {"steady_bytes", "peak_bytes"}, or nulls
+        -> {"load_ms", "first_answer_ms", "cold_start_ms" from the start of the process}
+    {"command": "answers", "first", "count"}                    these texts -> [answer of each, see `serve.text.answers`]
+    {"command": "run", "work": name, "seconds", "least", "most"}        rows of token ids -> as `timed_calls`
+    {"command": "stream", "chosen": [index of text], "passes"}          one text at a time -> as `timed_calls`, and
+        "samples": [[tokens, tokenise_ms, run_ms, decode_ms]], in whole passes over the texts
+    {"command": "offline", "count", "batch_tokens"}             the first texts, sorted by length
+        -> {"wall_s", "tokens", "padded_tokens", "cpu_s"}
+    {"command": "serve", "at_s", "chosen", "most", "bound_s", "late_allowed"}  texts due at given moments
+        -> {"latencies_ms" from the due moment, in the order of arrival, "cut_short": too many answers exceeded the bound}
+    {"command": "operators", "input_ids"}                       -> as `latency.measure.operators.operators`
+    {"command": "memory"}                                       -> {"steady_bytes", "peak_bytes"}, or nulls
     the end of the input (the parent has died)
         -> exit 0
     any failure
@@ -31,7 +34,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from serve.errors import BadInput
 
@@ -52,45 +55,6 @@ SPIN_S = 0.0003  # a sleep ends about this late, so the last part of a wait is a
 SCORING_TOKENS = 4096  # padded tokens in a batch of texts that are scored, not timed
 
 
-class Loaded(TypedDict):
-    """How long a candidate took to load and to answer for the first time."""
-
-    load_ms: float
-    first_answer_ms: float
-    cold_start_ms: float  # from the start of the process
-
-
-class TimedTurn(TypedDict):
-    """The result of one turn of one candidate."""
-
-    samples_ms: list[float]
-    warmup: int  # unrecorded calls before, until they got no faster
-    wall_s: float  # of the turn, warm-up included
-    cpu_s: float  # all threads of this process, over the same time
-
-
-class StreamTurn(TimedTurn):
-    """A turn on texts, with the parts of each call."""
-
-    samples: list[list[float]]  # [tokens, tokenise_ms, run_ms, decode_ms], in whole passes over the texts
-
-
-class OfflineTurn(TypedDict):
-    """One pass over many texts."""
-
-    wall_s: float
-    tokens: int
-    padded_tokens: int
-    cpu_s: float
-
-
-class ServerTurn(TypedDict):
-    """The result of a trial of the server scenario."""
-
-    latencies_ms: list[float]  # from the due moment, in the order of arrival
-    cut_short: bool  # too many answers exceeded the bound; later texts were not answered
-
-
 class Ready:
     """A loaded candidate, its workloads and its texts."""
 
@@ -105,11 +69,11 @@ class Ready:
         return self.end_to_end
 
 
-def timed_calls(calls: Sequence[Callable[[], object]], *, seconds: float, least: int, most: int) -> TimedTurn:
+def timed_calls(calls: Sequence[Callable[[], object]], *, seconds: float, least: int, most: int) -> dict[str, Any]:
     """Times whole passes over `calls` until timed calls add up to `seconds`, with at least `least` and at most `most` calls.
 
     Calls are made unrecorded before, until they get no faster: the caches held another process's data, and a core that
-    slept is slow for some milliseconds.
+    slept is slow for some milliseconds. `warmup` counts them. `wall_s` and `cpu_s` (of all threads of this process) include them.
     """
     with _undisturbed():
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
@@ -122,12 +86,12 @@ def timed_calls(calls: Sequence[Callable[[], object]], *, seconds: float, least:
                 call()
                 samples_ns.append(time.perf_counter_ns() - start_ns)
                 spent_ns += samples_ns[-1]
-        return TimedTurn(
-            samples_ms=[round(sample_ns / 1e6, 4) for sample_ns in samples_ns],
-            warmup=warmup,
-            wall_s=time.perf_counter() - began_s,
-            cpu_s=time.process_time() - began_cpu_s,
-        )
+        return {
+            "samples_ms": [round(sample_ns / 1e6, 4) for sample_ns in samples_ns],
+            "warmup": warmup,
+            "wall_s": time.perf_counter() - began_s,
+            "cpu_s": time.process_time() - began_cpu_s,
+        }
 
 
 def _settle(calls: Sequence[Callable[[], object]]) -> int:
@@ -172,13 +136,12 @@ def _cannot_run(candidate: "Candidate", what: str) -> "Iterator[None]":
         ) from error
 
 
-def _load(request: Mapping[str, Any]) -> tuple[Ready, Loaded]:
+def _load(request: Mapping[str, Any]) -> tuple[Ready, dict[str, Any]]:
     """Loads the candidate and runs every workload once, so that a candidate that cannot run fails before timing."""
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(request["candidate"]["threads"])))
     import numpy as np
 
-    from latency.candidates.candidate import Candidate
-    from latency.candidates.open_candidate import load
+    from latency.candidates.candidate import Candidate, load
 
     candidate = Candidate.from_dict(request["candidate"])
     start_s = time.perf_counter()
@@ -210,11 +173,11 @@ def _load(request: Mapping[str, Any]) -> tuple[Ready, Loaded]:
         ready.rows[name] = partial(ready.call, inputs)
     gc.collect()
     gc.freeze()  # the collector ignores objects that stay
-    return ready, Loaded(
-        load_ms=1e3 * load_s,
-        first_answer_ms=1e3 * first_answer_s,
-        cold_start_ms=1e3 * (answered_s - request["spawned_s"]),
-    )
+    return ready, {
+        "load_ms": 1e3 * load_s,
+        "first_answer_ms": 1e3 * first_answer_s,
+        "cold_start_ms": 1e3 * (answered_s - request["spawned_s"]),
+    }
 
 
 def inputs_of(input_ids: Any) -> dict[str, Any]:
@@ -228,7 +191,7 @@ def inputs_of(input_ids: Any) -> dict[str, Any]:
     }
 
 
-def _stream(ready: Ready, request: Mapping[str, Any]) -> StreamTurn:
+def _stream(ready: Ready, request: Mapping[str, Any]) -> dict[str, Any]:
     """The chosen texts one at a time, in whole passes, since a time limit would include short texts more often."""
     end_to_end = ready.answers()
     parts: list[Parts] = []
@@ -240,7 +203,7 @@ def _stream(ready: Ready, request: Mapping[str, Any]) -> StreamTurn:
     count = request["passes"] * len(calls)
     turn = timed_calls(calls, seconds=0.0, least=count, most=count)
     kept = parts[turn["warmup"] :]
-    return StreamTurn(**turn, samples=[[each.tokens, *(round(ms, 4) for ms in each[1:])] for each in kept])
+    return {**turn, "samples": [[each.tokens, *(round(ms, 4) for ms in each[1:])] for each in kept]}
 
 
 def _answers(ready: Ready, request: Mapping[str, Any]) -> "list[Answer]":
@@ -248,17 +211,20 @@ def _answers(ready: Ready, request: Mapping[str, Any]) -> "list[Answer]":
     return ready.answers().many(chosen, SCORING_TOKENS).answers
 
 
-def _offline(ready: Ready, request: Mapping[str, Any]) -> OfflineTurn:
+def _offline(ready: Ready, request: Mapping[str, Any]) -> dict[str, Any]:
     with _undisturbed():
         began_cpu_s = time.process_time()
         answered = ready.answers().many(ready.texts[: request["count"]], request["batch_tokens"])
         cpu_s = time.process_time() - began_cpu_s
-    return OfflineTurn(
-        wall_s=answered.wall_s, tokens=answered.parts.tokens, padded_tokens=answered.padded_tokens, cpu_s=cpu_s
-    )
+    return {
+        "wall_s": answered.wall_s,
+        "tokens": answered.parts.tokens,
+        "padded_tokens": answered.padded_tokens,
+        "cpu_s": cpu_s,
+    }
 
 
-def _serve(ready: Ready, request: Mapping[str, Any]) -> ServerTurn:
+def _serve(ready: Ready, request: Mapping[str, Any]) -> dict[str, Any]:
     """Answers texts that are due at given moments; waiting texts are batched, up to `most`.
 
     Latency counts from the due moment, even if this process starts late. The trial ends when more than `late_allowed`
@@ -287,7 +253,7 @@ def _serve(ready: Ready, request: Mapping[str, Any]) -> ServerTurn:
             late += sum(done_s - at > request["bound_s"] for at in at_s[first:due])
             if late > request["late_allowed"]:
                 break
-    return ServerTurn(latencies_ms=latencies_ms, cut_short=late > request["late_allowed"])
+    return {"latencies_ms": latencies_ms, "cut_short": late > request["late_allowed"]}
 
 
 def _memory(_ready: Ready, _request: Mapping[str, Any]) -> dict[str, int | None]:
@@ -306,7 +272,7 @@ def _operators(ready: Ready, request: Mapping[str, Any]) -> object:
     return operators(ready.candidate.path, inputs, ready.candidate.threads)
 
 
-def _run(ready: Ready, request: Mapping[str, Any]) -> TimedTurn:
+def _run(ready: Ready, request: Mapping[str, Any]) -> dict[str, Any]:
     limits = {key: request[key] for key in ("seconds", "least", "most")}
     return timed_calls([ready.rows[request["work"]]], **limits)
 

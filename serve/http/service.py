@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from serve.errors import BadInput, DeadlineExceeded, NotFound, Unavailable
+from serve.errors import BadInput, BundleError, DeadlineExceeded, NotFound, Unavailable
 from serve.http.connections.exchange import GONE
 from serve.http.connections.sockets import reloading_on_hangup
 from serve.http.deadlines import Deadlines
@@ -299,7 +299,7 @@ class Service:
                 new = await in_a_thread(old.opened_again, OPEN_S)
                 if new.task is not old.task:
                     raise BundleError(
-                        f"{shown(new.source)} now holds a model for {new.task.kind}, not for {old.task.kind}; restart the server to serve it"
+                        f"it is for {new.task.kind} now, not for {old.task.kind}; restart the server to serve it"
                     )
                 new.on_broken = self.on_broken
                 await new.start()

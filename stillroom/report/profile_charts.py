@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from latency.measure.result_document import Budget, ModelRow, ProfileDocument, SingleStream
 from stillroom.report.charts import (
     Axis,
     Plane,
@@ -49,7 +48,7 @@ class LengthBin(NamedTuple):
     p90_ms: float
 
 
-def pareto(document: ProfileDocument) -> Chart | None:
+def pareto(document: dict[str, Any]) -> Chart | None:
     """Metric against median latency, with the Pareto front as a step line and the budget as a vertical line."""
     shown = [
         (i, row, row["metric"], row["single_stream"])
@@ -96,7 +95,7 @@ def pareto(document: ProfileDocument) -> Chart | None:
     return plot(plane, parts, f"{name} against median latency", legend)
 
 
-def distribution(document: ProfileDocument) -> Chart | None:
+def distribution(document: dict[str, Any]) -> Chart | None:
     """The share of texts answered within a time, a curve for each model."""
     shown = [(i, row, np.sort(_whole_ms(row))) for i, row in _with_samples(document)]
     if not shown:
@@ -123,7 +122,7 @@ def distribution(document: ProfileDocument) -> Chart | None:
     return plot(plane, [*parts, *marks], "share of texts answered within a time, by model", legend)
 
 
-def lengths(document: ProfileDocument) -> Chart | None:
+def lengths(document: dict[str, Any]) -> Chart | None:
     """Run time against length: a line through the medians, and a band from the 10th to the 90th percentile."""
     shown = [(i, row, bins) for i, row in _with_samples(document) if len(bins := length_bins(row["single_stream"])) > 1]
     if not shown:
@@ -150,13 +149,13 @@ def lengths(document: ProfileDocument) -> Chart | None:
     return plot(plane, parts, "run time against length in tokens, by model", legend)
 
 
-def calls(timed: SingleStream) -> Floats:
+def calls(timed: dict[str, Any]) -> Floats:
     """The samples as (calls, 4): tokens, tokenise_ms, run_ms, decode_ms; calls without a finite time are left out."""
     samples = np.asarray(timed["samples"], dtype=np.float64).reshape(-1, 4)
     return samples[np.isfinite(samples).all(axis=1)]
 
 
-def length_bins(timed: SingleStream) -> list[LengthBin]:
+def length_bins(timed: dict[str, Any]) -> list[LengthBin]:
     """The samples by length, in up to LENGTH_BINS groups of about equal size; texts of one length are in one group."""
     samples = calls(timed)
     if not len(samples):
@@ -173,7 +172,7 @@ def length_bins(timed: SingleStream) -> list[LengthBin]:
     return found
 
 
-def roofline(document: ProfileDocument) -> Chart | None:
+def roofline(document: dict[str, Any]) -> Chart | None:
     """The rate that the machine can reach at each arithmetic intensity, and the rate of each model."""
     peaks = document.get("peaks", {})
     known = {
@@ -216,7 +215,7 @@ def roofline(document: ProfileDocument) -> Chart | None:
     return plot(plane, parts, "roofline: rate of computing against arithmetic intensity", legend)
 
 
-def _gflop_per_s_alone(row: ModelRow) -> float | None:
+def _gflop_per_s_alone(row: dict[str, Any]) -> float | None:
     """A model's rate on one text at a time: the flop of the mean text over the mean run time."""
     timed = row.get("single_stream")
     if timed is None or not len(calls(timed)) or "flops_per_text" not in row["cost"]:
@@ -225,7 +224,7 @@ def _gflop_per_s_alone(row: ModelRow) -> float | None:
     return row["cost"]["flops_per_text"] / mean_ms / 1e6 if mean_ms > 0 else None
 
 
-def server(document: ProfileDocument) -> Chart | None:
+def server(document: dict[str, Any]) -> Chart | None:
     """p99 against the rate of arrivals, a line for each model; filled dots are within the bound."""
     shown = [
         (i, row, sorted(row["server"]["trials"], key=lambda trial: trial["rate_per_s"]))
@@ -257,7 +256,7 @@ def server(document: ProfileDocument) -> Chart | None:
     return plot(plane, parts, "p99 against the rate of arrivals, by model", legend)
 
 
-def _with_samples(document: ProfileDocument) -> list[tuple[int, ModelRow]]:
+def _with_samples(document: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
     return [
         (i, row)
         for i, row in enumerate(document.get("models", []))
@@ -265,7 +264,7 @@ def _with_samples(document: ProfileDocument) -> list[tuple[int, ModelRow]]:
     ]
 
 
-def _whole_ms(row: ModelRow) -> Floats:
+def _whole_ms(row: dict[str, Any]) -> Floats:
     """The end-to-end time of each call."""
     whole_ms: Floats = calls(row["single_stream"])[:, 1:].sum(axis=1)
     return whole_ms
@@ -279,11 +278,11 @@ def _curve(sorted_ms: Floats) -> list[Point]:
     return [(float(ms), float(share)) for ms, share in zip(np.percentile(sorted_ms, shares), shares, strict=True)]
 
 
-def _reached_ms(row: ModelRow, budget: Budget | None) -> float:
+def _reached_ms(row: dict[str, Any], budget: dict[str, Any] | None) -> float:
     """The model's latency at the percentile of the budget; without a budget, its median."""
     timed = row["single_stream"]
     if budget is None or not len(calls(timed)):
-        return timed["p50_ms"]
+        return float(timed["p50_ms"])
     return float(np.percentile(_whole_ms(row), budget["percentile"]))
 
 
@@ -297,7 +296,7 @@ def _steps(corners: Sequence[Point], plane: Plane) -> list[Point]:
     return [*path, (plane.x.high, corners[-1][1])]
 
 
-def _side_by_side(axis: Axis, shown: Sequence[tuple[int, ModelRow, float, float]]) -> list[float]:
+def _side_by_side(axis: Axis, shown: Sequence[tuple[int, dict[str, Any], float, float]]) -> list[float]:
     """The x of each model on `axis`. Models of nearly the same intensity, such as those of one precision, are drawn side by side."""
     intensities = [intensity for _, _, intensity, _ in shown]
     drawn = []
@@ -308,7 +307,7 @@ def _side_by_side(axis: Axis, shown: Sequence[tuple[int, ModelRow, float, float]
     return drawn
 
 
-def _reached(row: ModelRow) -> str:
+def _reached(row: dict[str, Any]) -> str:
     """A model's rate, its share of the peak, and its share of the bandwidth, as far as known."""
     peak_share, bandwidth_share = percent(row["cost"].get("peak_share")), percent(row["cost"].get("bandwidth_share"))
     said = [

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from latency.measure.machine import machine_line
-from latency.measure.result_document import Budget, ProfileDocument, RatioRow
 from stillroom.report.formats import Cell, Estimate, markdown, number, score, scored_as, size, table
 from stillroom.report.pages import Part, rendered
 from stillroom.report.profile_charts import distribution, lengths, pareto, roofline, server
@@ -24,7 +23,7 @@ from stillroom.report.profile_sections import (
 from stillroom.report.timings import PAIRED, all_figures, doubts, latencies, speed_up
 
 
-def profile_page(document: ProfileDocument, title: str = "Profile") -> str:
+def profile_page(document: dict[str, Any], title: str = "Profile") -> str:
     """One self-contained HTML document, the answer first. Sections without measurements are left out."""
     models, front = document.get("models", []), document.get("front", [])
     named = [model._replace(about="on the front" if model.name in front else "") for model in models_of(document)]
@@ -84,7 +83,7 @@ def profile_page(document: ProfileDocument, title: str = "Profile") -> str:
     return rendered(title, [("quiet", _about(document))], sections)
 
 
-def profile_markdown(document: ProfileDocument) -> str:
+def profile_markdown(document: dict[str, Any]) -> str:
     """The tables to paste: a row per model, then a row per candidate, batch and length.
 
     The line above says what was measured, when and on which machine; the line below explains the columns.
@@ -108,7 +107,7 @@ def profile_markdown(document: ProfileDocument) -> str:
     return f"{above}\n\n{grids}\n{' '.join(below)}\n"
 
 
-def answer_lines(document: ProfileDocument) -> list[str]:
+def answer_lines(document: dict[str, Any]) -> list[str]:
     """The answers in lines of a sentence or two: budget, front, speed, warnings, and doubts."""
     lines = []
     if "budget" in document:
@@ -119,11 +118,11 @@ def answer_lines(document: ProfileDocument) -> list[str]:
     return [*lines, found.sentence] if found else lines
 
 
-def _verdict(budget: Budget) -> str:
+def _verdict(budget: dict[str, Any]) -> str:
     return {"met": "Budget met.", "perhaps": "Budget perhaps met.", "missed": "Budget missed."}[budget["verdict"]]
 
 
-def _front_lines(document: ProfileDocument) -> list[str]:
+def _front_lines(document: dict[str, Any]) -> list[str]:
     front = document.get("front", [])
     rows = [row for row in document.get("models", []) if row["name"] in front]
     if not rows or len(document["models"]) == 1:
@@ -140,7 +139,7 @@ def _front_lines(document: ProfileDocument) -> list[str]:
     return [f"On the Pareto front of {metric} and median latency: {named}.{beaten}"]
 
 
-def _speed_lines(document: ProfileDocument) -> list[str]:
+def _speed_lines(document: dict[str, Any]) -> list[str]:
     """The fastest model on one text, compared with the first; and the most texts a second."""
     lines = []
     timed = [row for row in document.get("models", []) if "single_stream" in row]
@@ -170,7 +169,7 @@ def _speed_lines(document: ProfileDocument) -> list[str]:
     return lines
 
 
-def _compared(document: ProfileDocument, name: str) -> str:
+def _compared(document: dict[str, Any], name: str) -> str:
     """A sentence with the speed of `name` relative to the first model; empty for the first itself."""
     speed_ups = _speed_ups(document)
     found = speed_up(speed_ups.ratios.get(name))
@@ -186,16 +185,22 @@ class SpeedUps(NamedTuple):
 
     over: str
     where: str
-    ratios: dict[str, RatioRow]
+    ratios: dict[str, dict[str, Any]]
 
 
-def _speed_ups(document: ProfileDocument) -> SpeedUps:
+def _speed_ups(document: dict[str, Any]) -> SpeedUps:
     """End-to-end speed-ups if timed, else those of the models alone at the smallest batch and its shortest length."""
     timed = [row for row in document.get("models", []) if "single_stream" in row]
     found = {
-        row["name"]: RatioRow(
-            a=timed[0]["name"], b=row["name"], ratio=over[0], low=over[1], high=over[2], batch=1, tokens=0
-        )
+        row["name"]: {
+            "a": timed[0]["name"],
+            "b": row["name"],
+            "ratio": over[0],
+            "low": over[1],
+            "high": over[2],
+            "batch": 1,
+            "tokens": 0,
+        }
         for row in timed
         if (over := row["single_stream"].get("over_first"))
     }
@@ -207,7 +212,7 @@ def _speed_ups(document: ProfileDocument) -> SpeedUps:
     return SpeedUps(reference, f"the model alone, batch {shape[0]}, {shape[1]} tokens", ratios)
 
 
-def _about(document: ProfileDocument) -> str:
+def _about(document: dict[str, Any]) -> str:
     """One line: the models, the texts, the machine and the time."""
     names = {row["name"] for row in document["candidates"]} | {row["name"] for row in document.get("models", [])}
     runtimes = {row["runtime"] for row in [*document["candidates"], *document.get("models", [])]}
@@ -220,7 +225,7 @@ def _about(document: ProfileDocument) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _model_columns(document: ProfileDocument) -> list[tuple[str, Sequence[Cell]]]:
+def _model_columns(document: dict[str, Any]) -> list[tuple[str, Sequence[Cell]]]:
     """The columns of the main table without the names, a cell for each model."""
     models = document["models"]
     ratios = _speed_ups(document).ratios

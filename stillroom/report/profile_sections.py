@@ -1,8 +1,8 @@
 """Tables, bars and sentences for the sections of a profile's page; empty where nothing was measured."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from latency.measure.result_document import ProfileDocument, SweepRow
 from serve.wording import counted
 from stillroom.report.drawings import Bar, Row, bars, stack
 from stillroom.report.formats import Cell, Estimate, Model, Table, number, percent, size, table
@@ -13,12 +13,12 @@ PARTS = ("tokenise", "run", "decode")
 KINDS_SHOWN = 8  # of operators; the rest together
 
 
-def models_of(document: ProfileDocument) -> list[Model]:
+def models_of(document: dict[str, Any]) -> list[Model]:
     """The models with their numbers."""
     return [Model(i, row["name"]) for i, row in enumerate(document.get("models", []))]
 
 
-def length_table(document: ProfileDocument) -> Table:
+def length_table(document: dict[str, Any]) -> Table:
     """Run times by length: medians, with the 10th and 90th percentiles."""
     binned = [
         (model, {one.tokens: one for one in bins})
@@ -33,7 +33,7 @@ def length_table(document: ProfileDocument) -> Table:
     return table(*columns)
 
 
-def parts_of_calls(document: ProfileDocument) -> list[Row]:
+def parts_of_calls(document: dict[str, Any]) -> list[Row]:
     """The parts of a call on one text, a bar for each model."""
     rows = []
     for i, row in enumerate(document.get("models", [])):
@@ -43,7 +43,7 @@ def parts_of_calls(document: ProfileDocument) -> list[Row]:
     return rows
 
 
-def operators_of(document: ProfileDocument) -> list[Part]:
+def operators_of(document: dict[str, Any]) -> list[Part]:
     """The operators of the profiled graphs."""
     times: list[Part] = []
     for name, found in ((row["name"], row["operators"]) for row in document.get("models", []) if "operators" in row):
@@ -70,7 +70,7 @@ def _share_bars(shares: Mapping[str, float]) -> list[Row]:
     return bars([Bar(name, share, share, percent(share) or "") for name, share in kept])
 
 
-def nearest_to_the_peak(document: ProfileDocument) -> str:
+def nearest_to_the_peak(document: dict[str, Any]) -> str:
     """A sentence: the model with the largest share of the machine's peak."""
     known = [row for row in document.get("models", []) if "peak_share" in row["cost"]]
     if not known:
@@ -82,11 +82,11 @@ def nearest_to_the_peak(document: ProfileDocument) -> str:
     )
 
 
-def threads_of(document: ProfileDocument) -> tuple[list[str], Table]:
+def threads_of(document: dict[str, Any]) -> tuple[list[str], Table]:
     """The results of every split of the cores: a sentence for each model, and a table."""
     rows = document.get("sweep", [])
 
-    def spent(row: SweepRow) -> str:
+    def spent(row: dict[str, Any]) -> str:
         return f"{counted(row['processes'], 'process', 'processes')} of {counted(row['threads'], 'thread')}"
 
     said = []
@@ -107,7 +107,7 @@ def threads_of(document: ProfileDocument) -> tuple[list[str], Table]:
     )
 
 
-def cost_tables(document: ProfileDocument) -> list[Part]:
+def cost_tables(document: dict[str, Any]) -> list[Part]:
     """The costs of each model: start and memory, and for each text."""
     costs = [row["cost"] for row in document.get("models", [])]
 
@@ -139,7 +139,7 @@ def cost_tables(document: ProfileDocument) -> list[Part]:
     return [("under", name, [table(models, *columns)]) for name, columns in tables.items() if table(*columns)]
 
 
-def texts_in_words(document: ProfileDocument) -> str:
+def texts_in_words(document: dict[str, Any]) -> str:
     """The timed texts, in a sentence."""
     if "work" not in document:
         return ""
@@ -148,7 +148,7 @@ def texts_in_words(document: ProfileDocument) -> str:
     return f"{work['texts']:,} texts of {work['source']}, {number(work['tokens_mean'])} tokens long on average ({percentiles})."
 
 
-def conditions_of(document: ProfileDocument) -> Table:
+def conditions_of(document: dict[str, Any]) -> Table:
     """The settings of each model's run."""
     models = document.get("models", [])
     timed = [row.get("single_stream") for row in models]
@@ -165,7 +165,7 @@ def conditions_of(document: ProfileDocument) -> Table:
     )
 
 
-def timing_conditions(document: ProfileDocument) -> Table:
+def timing_conditions(document: dict[str, Any]) -> Table:
     """The recorded conditions of the timings of one text at a time, a column each."""
     found = [
         (model, row["single_stream"]["conditions"])

@@ -1,12 +1,14 @@
-"""The report of a run or an export: one self-contained HTML file, or JSON without Jinja2."""
+"""The report of a run or an export: one self-contained HTML file, or JSON without Jinja2.
+
+A report is a dictionary of parts. Each is optional, and a section whose part is absent is left out.
+"""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
-from latency.measure.machine import MachineFacts, machine_line
-from latency.measure.result_document import ProfileDocument
+from latency.measure.machine import machine_line
 from serve.bundle.manifest import canonical_json
 from serve.wording import all_of, counted
 from stillroom.report.drawings import Interval, curve, intervals
@@ -16,121 +18,7 @@ from stillroom.report.search_page import sentences, tried
 from stillroom.report.timings import doubts, latencies
 
 
-class SummaryRow(TypedDict):
-    """One model of the run: teacher, undistilled, student, fp32 or int8."""
-
-    name: str
-    metric: float
-    low: NotRequired[float | None]  # 95 % bootstrap interval of the metric
-    high: NotRequired[float | None]
-    latency_ms: NotRequired[float | None]
-    size_bytes: NotRequired[int | None]
-
-
-class GateRow(TypedDict):
-    """One gate and its outcome."""
-
-    name: str
-    value: float | None
-    needed: float
-    passed: bool
-
-
-class ScoresOfThree(TypedDict):
-    """The scores of three models on the same rows."""
-
-    teacher: float | None
-    student: float | None
-    int8: float | None
-
-
-class LabelRow(ScoresOfThree):
-    """One label's scores."""
-
-    label: str
-    support: int
-
-
-class NumberRow(TypedDict):
-    """The scores of a model that gives numbers, beside the metric; each has value, low and high."""
-
-    name: str
-    spearman: Mapping[str, float]
-    mean_squared_error: Mapping[str, float]
-
-
-class LanguageRow(ScoresOfThree):
-    """The scores of the texts of one language."""
-
-    language: str
-    texts: int
-
-
-class Disagreement(TypedDict):
-    """One text that teacher and student answer differently; the answers as text."""
-
-    text: str
-    teacher: str
-    student: str
-    gold: str
-
-
-class Disagreeing(TypedDict):
-    """The number of texts on which teacher and student differ, and how many of them are shown."""
-
-    count: int
-    texts: int  # of the split
-    split: str
-    shown: int
-    shown_in: NotRequired[str]  # the report with the texts, if this one has none
-
-
-class TrainingStage(TypedDict):
-    """The curves of one stage, as [step, value] pairs, and for trainings on a task the best step and how it ended."""
-
-    stage: str
-    loss: Sequence[Sequence[float]]
-    validation: Sequence[Sequence[float]]
-    best_step: NotRequired[int]
-    ended: NotRequired[str]
-
-
-class Report(TypedDict, total=False):
-    """The content of a report. Every part is optional; sections of absent parts are left out."""
-
-    title: str
-    task: str
-    understood: Mapping[str, object]  # how the inputs were understood, before training; in report.json alone
-    created: str
-    machine: MachineFacts
-    made: str  # teacher, method, student and data
-    names: Mapping[str, str]  # a description of each model of the summary
-    metric_name: str
-    warnings: Sequence[str]
-    summary: Sequence[SummaryRow]
-    summary_note: str  # an explanation of the summary's columns
-    claims: Sequence[str]
-    gates: Sequence[GateRow]
-    latency: ProfileDocument
-    per_label: Sequence[LabelRow]
-    per_language: Sequence[LanguageRow]
-    numbers: Sequence[NumberRow]
-    questions: Sequence[Mapping[str, Any]]
-    disagreeing: Disagreeing
-    disagreements: Sequence[Disagreement]
-    training: Sequence[TrainingStage]
-    agreement: Mapping[str, object]
-    search: Mapping[str, object] | None  # of int8
-    found: dict[str, Any]  # the search that found the student, see `stillroom.report.search_page`
-    fusions: Mapping[str, Mapping[str, int]]
-    vocabulary: Mapping[str, object]
-    parity: Mapping[str, object]
-    confidence: Mapping[str, object]
-    recipe: str  # TOML
-    lineage: Mapping[str, object]
-
-
-def write_report(path: Path, report: Report) -> Path:
+def write_report(path: Path, report: dict[str, Any]) -> Path:
     """Writes `report` to `path` as one self-contained HTML file without scripts, in one step.
 
     Without Jinja2, writes JSON beside `path`. Returns the written file.
@@ -142,13 +30,13 @@ def write_report(path: Path, report: Report) -> Path:
     return path
 
 
-def report_files(report: Report, **more: object) -> dict[str, bytes]:
+def report_files(report: dict[str, Any], **more: object) -> dict[str, bytes]:
     """`report` as the files of a bundle; `more` is added to the JSON."""
     page = {"report.html": page_bytes(report_page(report))} if can_write_pages() else {}
     return {**page, "report.json": canonical_json({**report, **more})}
 
 
-def report_page(report: Report) -> str:
+def report_page(report: dict[str, Any]) -> str:
     """`report` as one self-contained HTML document."""
     tables, found, latency = _tables(report), report.get("found"), report.get("latency")
     metric_name, summary = report.get("metric_name", "metric"), report.get("summary", [])
@@ -209,7 +97,7 @@ def report_page(report: Report) -> str:
     return rendered(report.get("title", "Report"), lead, sections)
 
 
-def _curves(stage: TrainingStage) -> Part:
+def _curves(stage: dict[str, Any]) -> Part:
     of = f"of stage {stage['stage']} by step"
     drawn = {"loss": curve(stage["loss"], f"loss {of}"), "validation": curve(stage["validation"], f"validation {of}")}
     charts = [("figure", name, [chart]) for name, chart in drawn.items() if chart]
@@ -219,7 +107,7 @@ def _curves(stage: TrainingStage) -> Part:
     return "under", stage["stage"], [("quiet", told), ("charts", charts)]
 
 
-def result_line(report: Report) -> str:
+def result_line(report: dict[str, Any]) -> str:
     """The score of int8 beside the teacher's and that of labels alone, times faster and smaller, and the gates; empty without int8."""
     rows = {row["name"]: row for row in report.get("summary", [])}
     if "int8" not in rows:
@@ -244,7 +132,7 @@ def result_line(report: Report) -> str:
     return ". ".join(part[0].upper() + part[1:] if i else part for i, part in enumerate(parts)) + "."
 
 
-def _tables(report: Report) -> dict[str, Table]:
+def _tables(report: dict[str, Any]) -> dict[str, Table]:
     """The tables of the report; empty where it has no data for them."""
     summary, gates, labels = report.get("summary", []), report.get("gates", []), report.get("per_label", [])
     differing, languages = report.get("disagreements", []), report.get("per_language", [])

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from latency.measure.result_document import CandidateRow, ProfileDocument, RatioRow
 from latency.measure.statistics import FEW_SAMPLES, OTHER_LOAD, TIME_UP
 from serve.wording import counted
 from stillroom.report.drawings import Bar, bars
@@ -14,7 +13,7 @@ from stillroom.report.pages import Part
 PAIRED = "Speed-ups are ratios paired turn by turn, so they differ from quotients of the p50 column."
 
 
-def latencies(document: ProfileDocument, *, folded: bool = False) -> list[Part]:
+def latencies(document: dict[str, Any], *, folded: bool = False) -> list[Part]:
     """A chart and a table for each batch and length, in the order measured, then all figures, collapsed."""
     charts = []
     for batch, tokens in dict.fromkeys((row["batch"], row["tokens"]) for row in document["candidates"]):
@@ -32,12 +31,12 @@ def latencies(document: ProfileDocument, *, folded: bool = False) -> list[Part]:
     return [("note", "latencies"), ("charts", charts), every, ("quiet", PAIRED if document["ratios"] else "")]
 
 
-def all_figures(document: ProfileDocument) -> Table:
+def all_figures(document: dict[str, Any]) -> Table:
     """A row for each candidate, batch and length, with all figures."""
     return table(*_columns(document, document["candidates"]))
 
 
-def _columns(document: ProfileDocument, rows: Sequence[CandidateRow]) -> list[tuple[str, Sequence[Cell]]]:
+def _columns(document: dict[str, Any], rows: Sequence[dict[str, Any]]) -> list[tuple[str, Sequence[Cell]]]:
     ratios = {(ratio["b"], ratio["batch"], ratio["tokens"]): ratio for ratio in document["ratios"]}
     return [
         ("candidate", [row["name"] for row in rows]),
@@ -58,7 +57,7 @@ def _columns(document: ProfileDocument, rows: Sequence[CandidateRow]) -> list[tu
     ]
 
 
-def speed_up(ratio: RatioRow | None) -> Estimate | None:
+def speed_up(ratio: dict[str, Any] | None) -> Estimate | None:
     """The ratio with its interval, in two decimals, or one if an end is 10 or more; None for the reference itself."""
     if ratio is None:
         return None
@@ -73,7 +72,7 @@ class Doubts(NamedTuple):
     reasons: Table
 
 
-def doubts(document: ProfileDocument) -> Doubts | None:
+def doubts(document: dict[str, Any]) -> Doubts | None:
     """The doubts about the timings of `document`, with advice; None where there are none."""
     named: list[tuple[str, Any]] = [
         (f"{row['name']}, batch {row['batch']}, {row['tokens']} tokens", row) for row in document["candidates"]

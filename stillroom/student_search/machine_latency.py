@@ -29,9 +29,7 @@ from export.precision.int8 import quantise_static
 from export.precision.int8_preparation import Prepared
 from latency.analysis.latency_model import OPERATORS, Errors, LatencyModel, Timed, fit
 from latency.candidates.candidate import Candidate
-from latency.measure.interleave import StoppingRule, measure, start_workers
-from latency.measure.machine import MachineFacts
-from latency.measure.workloads import Workload
+from latency.measure.interleave import StoppingRule, Workload, measure, start_workers
 from serve.bundle.fetched import cache_folder, make_private
 from serve.bundle.manifest import canonical_json
 from serve.files import locked, replacing
@@ -73,12 +71,8 @@ class MachineLatency:
     measured_at: str
 
 
-def machine_latency(call: Call, space: Space, machine: MachineFacts) -> MachineLatency:
-    """The kept model for `call` on this machine, or a new one, which is then kept.
-
-    Raises:
-        BadInput: a student cannot be timed.
-    """
+def machine_latency(call: Call, space: Space, machine: dict[str, Any]) -> MachineLatency:
+    """The kept model for `call` on this machine, or a new one, which is then kept. Raises BadInput: a student cannot be timed."""
     kept = cache_folder() / "latency" / f"{_key(call, space, machine)}.json"
     with ExitStack() as stack:
         # At the same time each process would slow the other down. A cache that cannot be written has no lock.
@@ -145,7 +139,7 @@ def time_students(shapes: Sequence[Shape], call: Call, *, seconds: float = SECON
     return [Timed(shape, each.p50_ms, each.p99_ms) for shape, each in zip(shapes, found, strict=True)]
 
 
-def _key(call: Call, space: Space, machine: MachineFacts) -> str:
+def _key(call: Call, space: Space, machine: dict[str, Any]) -> str:
     """A name for everything that the times depend on."""
     facts: Any = machine
     # Of the teacher's configuration what is one value, such as an activation; its size and names are not.

@@ -13,8 +13,7 @@ from compress.runs.resumable_stages import Workdir
 from compress.runs.soft_labels import make_soft_labels
 from compress.runs.stages import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
 from compress.runs.task_inputs import TaskInputs
-from latency.analysis.pareto import Point, pareto_front
-from latency.measure.machine import MachineFacts
+from latency.analysis.costs import Point, pareto_front
 from serve.bundle.cpu import available_cores
 from serve.bundle.manifest import canonical_json
 from serve.errors import BadInput
@@ -30,15 +29,13 @@ CHECK_SECONDS = 8.0  # of timing a chosen student
 
 
 def search_students(
-    inputs: TaskInputs, teacher: Callable[[], tuple[Path, str]], work: Workdir, limits: Limits, machine: MachineFacts
+    inputs: TaskInputs, teacher: Callable[[], tuple[Path, str]], work: Workdir, limits: Limits, machine: dict[str, Any]
 ) -> dict[str, Any]:
     """The students that were considered and the chosen one, as the document that `stillroom search --json` prints.
 
     `teacher` gives the folder of the teacher with a head for the task, and the fingerprint of what made it; it is called once a
-    student is known to meet the budget. Short trainings are kept in `work`, and the document too once a student is chosen.
-
-    Raises:
-        BadInput: no student meets the budget; it says the least possible time, with fewer tokens or more cores too.
+    student is known to meet the budget. Short trainings are kept in `work`, and the document too once a student is chosen. Raises
+    BadInput: no student meets the budget; it says the least possible time, with fewer tokens or more cores too.
     """
     space = space_of(inputs.opened)
     task, threads = inputs.task, inputs.settings.threads
@@ -139,8 +136,7 @@ def _best_first(made: Sequence[Trial]) -> list[Trial]:
 def _smallest(limits: Limits, latency: MachineLatency, space: Space, call: Call) -> Shape:
     """The student that is predicted to be the fastest, if it meets the budget when it is measured.
 
-    Raises:
-        BadInput: it does not. The message has its time, and what makes it faster here.
+    Raises BadInput: it does not. The message has its time, and what makes it faster here.
     """
     least = min(space.shapes(), key=latency.model.p50_ms)
     least_ms, cores = _measured_ms(least, call, limits), available_cores()

@@ -25,7 +25,6 @@ from stillroom.report.pages import write_text
 from stillroom.verb import Argument, Document, Verb
 
 if TYPE_CHECKING:
-    from latency.load.generator import LoadTrial
     from latency.load.http_client import Target
 
 FILES = ("load.json", "table.md")  # in --out
@@ -137,7 +136,7 @@ def _checked(url: str, asked: Loading, headers: dict[str, str], queries: int) ->
     return target_of(url, headers), bodies
 
 
-def _rows(trials: "list[LoadTrial]") -> list[list[str]]:
+def _rows(trials: list[dict[str, Any]]) -> list[list[str]]:
     """The cells of a table of `trials` under COLUMNS, in order of rate."""
     rows = []
     for trial in sorted(trials, key=lambda trial: trial["rate_per_s"]):

@@ -19,7 +19,7 @@ from compress.distributed import ProcessShare, shares
 from compress.losses.outputs import total
 from compress.methods.catalogue import stages_of
 from compress.methods.objectives import Projections
-from compress.models.sharded_layers import check_equal_shares
+from compress.models.activations import check_equal_shares
 from compress.training.stage import step_losses
 from serve.errors import BadInput
 

@@ -23,12 +23,11 @@ from compress import distributed
 from compress.data.corpus import CorpusText, Masking, Piece
 from compress.methods.catalogue import Sizes, stages_of
 from compress.methods.objectives import Projections
-from compress.models.activations import Activations, Part, read
+from compress.models.activations import Activations, Part, read, shard_layers
 from compress.models.families import layers_of
 from compress.models.initialise import student_of
 from compress.models.precision import computing, weights_in
 from compress.models.shapes import Shape
-from compress.models.sharded_layers import shard_layers
 from compress.training.loop import StageSettings, Validation
 from compress.training.stage import train_stage
 

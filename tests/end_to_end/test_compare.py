@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from compress.models.families import layers_of
 from compress.models.pretrained import load_encoder, open_model
-from compress.runs.method_stages import run_method
+from compress.runs.method_trainings import run_method
 from compress.runs.resumable_stages import Workdir
 from compress.tasks import TEXT_CLASSIFICATION
 from serve.errors import BadInput, GateMissed

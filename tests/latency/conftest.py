@@ -10,7 +10,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
 from latency.candidates.candidate import Candidate
-from latency.measure.workloads import Workload
+from latency.measure.interleave import Workload
 
 WORDS = "[PAD] [UNK] [CLS] [SEP] book a table for two in Oslo tomorrow play jazz".split()  # noqa: SIM905 - a list of words
 

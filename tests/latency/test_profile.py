@@ -8,8 +8,7 @@ from lookup_bundles import INTENTS, intent_table, write_bundle
 from tokenizers import Tokenizer
 
 from latency.candidates.candidate import Candidate, Reads, size_bytes
-from latency.measure.interleave import start_workers
-from latency.measure.workloads import Workload
+from latency.measure.interleave import Workload, start_workers
 from latency.profile import Plan, time_all, time_grid
 from serve.errors import BadInput
 

@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator
 from itertools import count, pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 from lookup_bundles import INTENTS, intent_table, write_bundle
 
 from latency.candidates.candidate import Candidate, Reads
-from latency.load.arrivals import late_allowed
+from latency.load.driver import late_allowed
 from latency.measure import interleave
 from latency.measure.interleave import StoppingRule, Worker, start_workers
 from latency.measure.machine import EnergyCounter
-from latency.measure.result_document import SingleStream
 from latency.scenarios import (
     BATCH_TOKENS,
     OFFLINE_LEAST_TEXTS,
@@ -48,18 +48,18 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Work
 
 
 @pytest.fixture(scope="module")
-def streams(workers: dict[str, Worker]) -> dict[str, SingleStream]:
+def streams(workers: dict[str, Worker]) -> dict[str, dict[str, Any]]:
     return single_stream(workers, 24, patience=BRIEF)
 
 
-def turns(row: SingleStream) -> list[list[list[float]]]:
+def turns(row: dict[str, Any]) -> list[list[list[float]]]:
     """The samples of each turn, [tokens, tokenise_ms, run_ms, decode_ms] each."""
     ends = np.cumsum([0, *row["turn_sizes"]])
     assert ends[-1] == len(row["samples"])
     return [row["samples"][start:end] for start, end in pairwise(ends)]
 
 
-def test_a_turn_gives_every_candidate_the_same_texts_in_whole_passes(streams: dict[str, SingleStream]) -> None:
+def test_a_turn_gives_every_candidate_the_same_texts_in_whole_passes(streams: dict[str, dict[str, Any]]) -> None:
     shallow, deep = (turns(row) for row in streams.values())
     assert len(shallow) == len(deep) >= 6
     for turn in zip(shallow, deep, strict=True):
@@ -73,9 +73,9 @@ def test_a_turn_gives_every_candidate_the_same_texts_in_whole_passes(streams: di
 
 
 def test_turn_by_turn_all_texts_are_gone_through_in_an_order_of_the_seed(
-    workers: dict[str, Worker], streams: dict[str, SingleStream]
+    workers: dict[str, Worker], streams: dict[str, dict[str, Any]]
 ) -> None:
-    def seen(row: SingleStream) -> list[float]:
+    def seen(row: dict[str, Any]) -> list[float]:
         return [sample[0] for turn in turns(row)[:6] for sample in turn[:TEXTS_PER_TURN]]
 
     first = seen(streams["deep"])
@@ -92,7 +92,7 @@ def test_fewer_texts_than_a_turn_takes_are_each_timed_once_a_pass(workers: dict[
         assert {tokens.count(each) for each in TOKENS[:3]} == {len(tokens) // 3}
 
 
-def test_a_row_tells_of_its_samples(streams: dict[str, SingleStream]) -> None:
+def test_a_row_tells_of_its_samples(streams: dict[str, dict[str, Any]]) -> None:
     for row in streams.values():
         parts_ms = np.array(row["samples"])[:, 1:]
         assert (parts_ms >= 0).all()
@@ -108,13 +108,13 @@ def test_a_row_tells_of_its_samples(streams: dict[str, SingleStream]) -> None:
 def test_a_worker_gives_the_answers_of_its_bundle_and_tells_where_its_time_goes(workers: dict[str, Worker]) -> None:
     pipeline = Pipeline(workers["deep"].candidate.path.parents[1])
     assert [worker.answers() for worker in workers.values()] == [pipeline(TEXTS)] * 2
-    found = workers["deep"].operators([[2, 3, 3]])
+    found = workers["deep"].ask("operators", input_ids=[[2, 3, 3]])
     assert found["tokens"] == 3
     assert found["by_kind"]["MatMul"] > 0
 
 
 def test_the_model_with_more_work_is_the_slower_one_in_either_order(
-    workers: dict[str, Worker], streams: dict[str, SingleStream]
+    workers: dict[str, Worker], streams: dict[str, dict[str, Any]]
 ) -> None:
     assert "over_first" not in streams["shallow"]
     ratio, low, high = streams["deep"]["over_first"]

@@ -44,8 +44,7 @@ class Rows:
 def table_rows(file: Path, columns: Columns, *, numbers: bool = False) -> Rows:
     """The rows of a table; `numbers` tells that labels are numbers.
 
-    Raises:
-        BadInput: it has no such column, no row, a label that is no number, or too many rows lack columns.
+    Raises BadInput: it has no such column, no row, a label that is no number, or too many rows lack columns.
     """
     lines = (line.split("\t") for line in _lines(file))  # quotes are text
     at = _places(file, next(lines, []) if columns.header else None, columns)
@@ -75,8 +74,7 @@ def table_rows(file: Path, columns: Columns, *, numbers: bool = False) -> Rows:
 def tagged_rows(file: Path, *, prefix: str = "") -> Rows:
     """The sentences of lines with a word first and its tag last, by blanks or tabs; `prefix` is removed from each word.
 
-    Raises:
-        BadInput: a line has no tag, or there is no sentence.
+    Raises BadInput: a line has no tag, or there is no sentence.
     """
     faults: list[Fault] = []
     found = conll_rows(file, partial(lines_in, file), USUAL, faults)
@@ -96,8 +94,7 @@ def tagged_rows(file: Path, *, prefix: str = "") -> Rows:
 def question_rows(file: Path, *, language: str = "") -> Rows:
     """The questions of SQuAD's JSON; with a `language` they are scored by MLQA's rules for it.
 
-    Raises:
-        BadInput: it is not SQuAD's JSON, or has no question.
+    Raises BadInput: it is not SQuAD's JSON, or has no question.
     """
     faults: list[Fault] = []
     found = squad_rows(file, USUAL, faults)
@@ -244,8 +241,7 @@ def _mlqa(languages: tuple[str, ...]) -> SuiteTask:
 def tasks_of(suite: str, data: Path) -> tuple[SuiteTask, ...]:
     """The tasks of a suite; those of WikiAnn are the languages whose folders are in `data`.
 
-    Raises:
-        BadInput: WikiAnn has no language.
+    Raises BadInput: WikiAnn has no language.
     """
     if suite == "wikiann":
         languages = (

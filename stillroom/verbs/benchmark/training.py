@@ -51,11 +51,7 @@ def scored_name(suffix: str) -> str:
 
 
 def prepare(work: Workdir, task: SuiteTask, data: Path) -> Prepared:
-    """Writes the files of `task` in `data` as splits, in a stage of `work`.
-
-    Raises:
-        BadInput: a file is not as published.
-    """
+    """Writes the files of `task` in `data` as splits, in a stage of `work`. Raises BadInput: a file is not as published."""
     decided_by = fingerprint("suite", task.name, [sha256_file(data / file) for file in task.files])
 
     def make(folder: Path) -> None:
@@ -148,11 +144,8 @@ def scored(metric: str, gold: Sequence[Prediction], predicted: Sequence[Predicti
     """One metric of predictions: accuracy, f1 (of class 1), matthews, pearson, spearman, entity_f1, answer_f1 or exact_match.
 
     Accuracy, F1 and Matthews' correlation are scikit-learn's, Pearson's and Spearman's SciPy's; constant predictions have a
-    correlation of 0. Entity F1 is that of `compress.evaluation.metrics`, which tests hold to seqeval; answers are scored by SQuAD's and
-    MLQA's definitions (`compress.evaluation.questions`).
-
-    Raises:
-        ValueError: another name.
+    correlation of 0. Entity F1 is that of `compress.evaluation.metrics`, which tests hold to seqeval; answers are scored by
+    SQuAD's and MLQA's definitions (`compress.evaluation.questions`). Raises ValueError: another name.
     """
     from scipy.stats import pearsonr, spearmanr
     from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef

@@ -125,14 +125,12 @@ class Comparison(FineTunedTeacher, TaskData):
 def compare(**settings: Any) -> Document:
     """Train every method on every student with every seed, and score each; settings are the fields of `Comparison`.
 
-    Methods that begin on plain text start from the given teacher, and end with training on labels. Methods that begin on the
-    task start from the teacher fine-tuned on it. All read the same number of tokens of the task's text, and plain text on top.
-    Finished rows and their students are kept, so a stopped comparison resumes, and methods can be added. Returns the document that
-    `stillroom compare --json` prints.
-
-    Raises:
-        BadInput: anything wrong with what was given, before any training; or OUT/bundle holds another student.
-        GateMissed: the best student missed a gate of `--export best`; all else is written, and is the error's document.
+    Methods that begin on plain text start from the given teacher, and end with training on labels. Methods that begin on the task
+    start from the teacher fine-tuned on it. All read the same number of tokens of the task's text, and plain text on top.
+    Finished rows and their students are kept, so a stopped comparison resumes, and methods can be added. Returns the document
+    that `stillroom compare --json` prints. Raises BadInput: anything wrong with what was given, before any training; or
+    OUT/bundle holds another student. GateMissed: the best student missed a gate of `--export best`; all else is written, and is
+    the error's document.
     """
     from compress.runs.lineage import read_lineage
     from compress.runs.resumable_stages import Workdir

@@ -163,9 +163,7 @@ def _public(name: str) -> str:
 def export_best(given: Comparison, document: dict[str, Any], queue: Queue) -> dict[str, Any]:
     """Make OUT/bundle of `document["best"]`, if it is not there already; what the document says of it, with paths in OUT.
 
-    Raises:
-        BadInput: OUT/bundle is damaged, or made of another student.
-        GateMissed: with that same part of the document.
+    Raises BadInput: OUT/bundle is damaged, or made of another student. GateMissed: with that same part of the document.
     """
     out = Path(given.out).absolute()
     row = next(row for row in queue.rows if row.name == Path(document["best"]["checkpoint"]).parent.name)

@@ -98,8 +98,7 @@ def _make_teacher(folder: Path, inputs: TaskInputs) -> None:
 def train_all(given: Comparison, queue: Queue) -> None:
     """Trains each unfinished row in its own process, so that its peak memory is its own; `given.jobs` at a time.
 
-    Raises:
-        BadInput: trainings failed; the others are finished, but for those whose rate a failed one was to choose.
+    Raises BadInput: trainings failed; the others are finished, but for those whose rate a failed one was to choose.
     """
     waiting = [row for row in queue.rows if not queue.finished(row)]
     say(f"{len(queue.rows)} trainings, {len(queue.rows) - len(waiting)} of them finished earlier")

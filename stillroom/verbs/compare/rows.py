@@ -67,8 +67,7 @@ class Row(NamedTuple):
 def choices_of(given: Comparison, method: str, inputs: TaskInputs) -> list[Choice]:
     """Every combination of the given values that `method` reads; of a choice that it does not read there is one value, None.
 
-    Raises:
-        BadInput: the method does not fit teacher and student.
+    Raises BadInput: the method does not fit teacher and student.
     """
     if method in OF_ONE_START:
         return [AS_IT_IS]
@@ -96,11 +95,7 @@ def _starts(given: Comparison, chain: Chain, inputs: TaskInputs) -> list[str]:
 
 
 def chain_with(method: str, choice: Choice, inputs: TaskInputs) -> Chain:
-    """The stages of `method` with the values of `choice`, for this teacher and student.
-
-    Raises:
-        BadInput: as `method_chain`.
-    """
+    """The stages of `method` with the values of `choice`, for this teacher and student. Raises BadInput: as `method_chain`."""
     return method_chain(
         method,
         inputs.shape,
@@ -114,8 +109,7 @@ def chain_with(method: str, choice: Choice, inputs: TaskInputs) -> Chain:
 def check_choices(given: Comparison, inputs_of: dict[str, TaskInputs]) -> list[str]:
     """Check that each method works with each student and each given value, and that a method reads what was given; the warnings.
 
-    Raises:
-        BadInput: one message with all faults.
+    Raises BadInput: one message with all faults.
     """
     faults = Faults()
     warnings: list[str] = []

@@ -18,8 +18,7 @@ from compress.models.pretrained import open_model
 from compress.runs.hardware import same_bits
 from compress.runs.lineage import read_lineage
 from compress.runs.method_chain import Link, asks_words, check_method_name
-from compress.runs.method_stages import run_method
-from compress.runs.method_trainings import Labelled, MethodInputs
+from compress.runs.method_trainings import Labelled, MethodInputs, run_method
 from compress.runs.open_task import open_task
 from compress.runs.resumable_stages import STATE, Workdir
 from compress.runs.stages import fingerprint, folder_fingerprint, texts_fingerprint, trained_with
@@ -46,8 +45,7 @@ STUDENT = "student"  # the checkpoint of a finished one
 def checked(given: Comparison) -> dict[str, TaskInputs]:
     """The inputs of each student.
 
-    Raises:
-        BadInput: what is wrong with them, with methods that do not fit a student, and with values that are to be compared.
+    Raises BadInput: what is wrong with them, with methods that do not fit a student, and with values that are to be compared.
     """
     out = Path(given.out)
     check_out_folder(out, WRITTEN)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tokenizers import Tokenizer
 
 from compress.data.columns import columns_of
-from compress.data.datasets_library import is_saved_dataset
 from compress.data.file_formats import SUFFIXES
+from compress.data.hub import is_saved_dataset
 from compress.data.labelled_files import check_there, read_examples
 from compress.data.splits import check_no_single, read_splits, split_files, what_is_in
 from compress.input_errors import Faults

@@ -72,11 +72,17 @@ def vector_document(model: str, folder: str, given: Evaluation) -> dict[str, Any
 
 def gives_vectors(folder: str) -> bool:
     """Whether the bundle or checkpoint in `folder` is an encoder of sentences; False for a name on the Hub."""
-    from export.graph.exporter import is_of_vectors
+    from compress.models.heads import stated_head
+    from compress.models.pretrained import config_in
+    from compress.models.sentence_pooling import pooling_in
 
     if (Path(folder) / MANIFEST).is_file():
         return open_bundle(folder).manifest.vector_width > 0
-    return (Path(folder) / "config.json").is_file() and is_of_vectors(Path(folder))
+    if not (Path(folder) / "config.json").is_file() or stated_head(
+        config_in(Path(folder), f"MODEL {folder}", any_family=True)
+    ):
+        return False
+    return pooling_in(Path(folder)) is not None
 
 
 def _texts_of(given: Evaluation) -> "tuple[list[Example], list[Example]]":

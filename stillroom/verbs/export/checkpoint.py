@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from compress.data.columns import columns_of
 from compress.data.examples import Example, Splits
@@ -47,7 +47,6 @@ from export.settings import VariantSettings
 from export.validation.promises import PROMISE_FILE
 from latency.candidates.candidate import Candidate
 from latency.measure.machine import machine_facts
-from latency.measure.result_document import ProfileDocument
 from latency.profile import Plan, time_grid
 from serve.bundle.cpu import available_cores
 from serve.bundle.manifest import MANIFEST
@@ -60,7 +59,7 @@ from serve.text.tokenizer import load_tokenizer
 from stillroom.console import bar, say
 from stillroom.inputs.sample_texts.messages import support_messages
 from stillroom.report.pages import page_or
-from stillroom.report.run_page import Report, report_files
+from stillroom.report.run_page import report_files
 from stillroom.verbs.export import Exporting
 
 if TYPE_CHECKING:
@@ -164,13 +163,13 @@ def export_checkpoint(
             facts, given.task.metric.name, variants, warnings=texts.warnings, **_teacher(beside, variants)
         )
 
-        def report_of(latency: ProfileDocument | None) -> Report:
+        def report_of(latency: dict[str, Any] | None) -> dict[str, Any]:
             report = model_report.report() | {"machine": machine}
             if trimmed:
                 report["vocabulary"] = trimmed.counts()
             if latency:
                 report["latency"] = latency
-            return cast(Report, report)
+            return report
 
         if model_report.missed:
             for name, content in report_files(report_of(None)).items():
@@ -373,7 +372,7 @@ def _facts(given: _Given, settings: Exporting, name: str, relations: bool, made_
 
 def _time(
     variants: Variants, texts: list[str], checkpoint: Path, max_length: int, threads: int, seconds: float
-) -> ProfileDocument:
+) -> dict[str, Any]:
     """Times every variant in every runtime on real text, in turns; the default variant is the first candidate."""
     first = (variants.served, variants.wanted.runs_in(variants.served))
     candidates = [
@@ -389,7 +388,7 @@ def _time(
         return time_grid(candidates, texts, load_tokenizer(checkpoint, max_length), plan, progress=shown)
 
 
-def _claims_of(latency: ProfileDocument | None) -> list[str]:
+def _claims_of(latency: dict[str, Any] | None) -> list[str]:
     """A sentence per variant, runtime and length: its speed relative to the default variant."""
     return (
         [

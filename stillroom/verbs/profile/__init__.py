@@ -93,10 +93,7 @@ def profile(models: Sequence[Path | str] | Path | str, **settings: Any) -> dict[
     """Time bundles (folders or URLs), checkpoints and ONNX files side by side on real text, with their metric and what they cost.
 
     The others are compared with the first. Settings are the fields of `Profiling`: data, device, seconds, budget_ms, and so on.
-    Returns the document that `stillroom profile --json` prints.
-
-    Raises:
-        BadInput: a model, the file or a setting cannot be used.
+    Returns the document that `stillroom profile --json` prints. Raises BadInput: a model, the file or a setting cannot be used.
     """
     return _profile(models, "", settings)
 
@@ -125,9 +122,9 @@ def show_profile(document: Document) -> None:
     from stillroom.verbs.profile.speed_regression import regression_lines
 
     paper = "paper" in document
-    report = paper_markdown(document["paper"]) if paper else profile_markdown(document)  # type: ignore[arg-type]
+    report = paper_markdown(document["paper"]) if paper else profile_markdown(document)
     sys.stdout.write(plain(report, KEPT))
-    lines = [] if paper else [*answer_lines(document), *regression_lines(document.get("regression", []))]  # type: ignore[arg-type]
+    lines = [] if paper else [*answer_lines(document), *regression_lines(document.get("regression", []))]
     for line in lines:
         result(line)
     if "report" in document:
@@ -135,11 +132,7 @@ def show_profile(document: Document) -> None:
 
 
 def gate_of_profile(document: Document) -> None:
-    """Checks the comparisons with an earlier report.
-
-    Raises:
-        GateMissed: a model is slower than before, beyond the interval.
-    """
+    """Checks the comparisons with an earlier report. Raises GateMissed: a model is slower than before, beyond the interval."""
     gates = document.get("gates", [])
     if missed := [gate for gate in gates if not gate["passed"]]:
         raise GateMissed(f"{len(missed)} of {len(gates)} comparisons: slower than before, beyond the interval.")

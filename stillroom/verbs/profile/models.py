@@ -113,8 +113,7 @@ def candidates_of(
 def check_model(model: Path) -> None:
     """Checks that `model` can be profiled.
 
-    Raises:
-        BadInput: it does not exist, is of another kind, or is a checkpoint that is damaged or has labels that no verb reads.
+    Raises BadInput: it does not exist, is of another kind, or is a checkpoint that is damaged or has labels that no verb reads.
     """
     if (model.suffix == ".onnx" and model.is_file()) or (model / MANIFEST).is_file():
         return

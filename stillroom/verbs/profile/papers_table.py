@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
 from compress.data.sampler import subset
 from compress.models.configurations import LONGEST_TEXT
@@ -14,7 +14,6 @@ from compress.models.shapes import STUDENTS, Shape
 from compress.settings import RowColumns
 from latency.candidates.candidate import Runtime
 from latency.measure.machine import machine_facts
-from latency.measure.result_document import CandidateRow, PaperRow, ProfileDocument
 from latency.measure.statistics import process_ratio
 from latency.profile import time_grid
 from serve.bundle.runtimes import Device, has_openvino
@@ -68,13 +67,11 @@ NOT_OF_THE_PAPER = (
 )  # fmt: skip
 
 
-def profile_paper(settings: Profiling, command: str = "") -> ProfileDocument:
+def profile_paper(settings: Profiling, command: str = "") -> dict[str, Any]:
     """Times the papers' teacher and students, with random weights, on rows of tokens; `paper` has published and measured times.
 
-    `out` and `command` are used as by `profile_models`.
-
-    Raises:
-        BadInput: a setting is given that has no effect on the table, or no requested runtime works on this machine.
+    `out` and `command` are used as by `profile_models`. Raises BadInput: a setting is given that has no effect on the table, or
+    no requested runtime works on this machine.
     """
     machine = machine_facts()
     if settings.out:
@@ -92,8 +89,8 @@ def profile_paper(settings: Profiling, command: str = "") -> ProfileDocument:
         settings = with_lengths(settings, candidates)
         known = known_parts(machine, found.left_out, command, settings)
 
-        def tell(so_far: ProfileDocument, *, ended: bool = False) -> ProfileDocument:
-            document = cast(ProfileDocument, {**so_far, **known, "paper": paper_rows(so_far)})
+        def tell(so_far: dict[str, Any], *, ended: bool = False) -> dict[str, Any]:
+            document = {**so_far, **known, "paper": paper_rows(so_far)}
             return keep(document, settings, ended=ended)
 
         tokenizer = load_tokenizer(models[0], LONGEST_TEXT)
@@ -170,7 +167,7 @@ def random_texts(seed: int) -> list[str]:
     return [" ".join(f"w{rng.randrange(VOCABULARY - len(SPECIAL))}" for _ in range(WORDS_EACH)) for _ in range(TEXTS)]
 
 
-def paper_rows(document: ProfileDocument) -> list[PaperRow]:
+def paper_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
     """Published and measured times: a row per model, device and length, with the fastest candidate of each kind.
 
     Speed-ups are the teacher's median in torch fp32 on the same device over the model's, with their interval: `[ratio, low, high]`.
@@ -186,14 +183,14 @@ def paper_rows(document: ProfileDocument) -> list[PaperRow]:
             published = PUBLISHED[name]
             theirs_ms = published.cpu_ms if device == "cpu" else published.gpu_ms
             teacher_ms = PUBLISHED[TEACHER].cpu_ms if device == "cpu" else PUBLISHED[TEACHER].gpu_ms
-            row = PaperRow(
-                model=name,
-                device=device,
-                tokens=tokens,
-                theirs_ms=theirs_ms,
-                theirs_speedup=round(teacher_ms / theirs_ms, 1),
-                ours={},
-            )
+            row = {
+                "model": name,
+                "device": device,
+                "tokens": tokens,
+                "theirs_ms": theirs_ms,
+                "theirs_speedup": round(teacher_ms / theirs_ms, 1),
+                "ours": {},
+            }
             for kind in kinds:
                 own = [each for each in timed if _model_and_kind(each) == (name, kind)]
                 if not own:
@@ -209,13 +206,13 @@ def paper_rows(document: ProfileDocument) -> list[PaperRow]:
     return rows
 
 
-def _model_and_kind(row: CandidateRow) -> tuple[str, str]:
+def _model_and_kind(row: dict[str, Any]) -> tuple[str, str]:
     """The model and the column of the table; int8 is one column for all runtimes."""
     kind = "int8" if row["precision"] == "int8" else f"{row['runtime']} {row['precision']}"
     return row["name"].split()[0], kind
 
 
-def paper_markdown(rows: Sequence[PaperRow]) -> str:
+def paper_markdown(rows: Sequence[dict[str, Any]]) -> str:
     """The table in Markdown, one for each device and length."""
     parts = []
     for device, tokens in dict.fromkeys((row["device"], row["tokens"]) for row in rows):

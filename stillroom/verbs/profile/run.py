@@ -7,18 +7,16 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from compress.data.columns import columns_of
 from compress.input_errors import Faults
 from compress.models.configurations import LONGEST_TEXT
-from latency.analysis.costs import add_costs
-from latency.analysis.pareto import Point, pareto_front, within_budget
+from latency.analysis.costs import Point, add_costs, pareto_front, within_budget
 from latency.analysis.roofline import measured_peaks
 from latency.candidates.candidate import Candidate
 from latency.measure.interleave import start_workers
-from latency.measure.machine import MachineFacts, machine_facts
-from latency.measure.result_document import Metric, ModelRow, ProfileDocument
+from latency.measure.machine import machine_facts
 from latency.profile import Plan, Timed, grid, time_all, work_of
 from latency.scenarios import sweep
 from serve.bundle.cpu import available_cores
@@ -56,8 +54,7 @@ SWEEP_SECONDS = 3.0  # per split of the cores and candidate
 def ways_of(settings: Profiling) -> Ways:
     """The devices and runtimes to run the models in: the given devices, or those that the given runtimes need.
 
-    Raises:
-        BadInput: a runtime runs only on CUDA, and `device` is only the CPU.
+    Raises BadInput: a runtime runs only on CUDA, and `device` is only the CPU.
     """
     on_cuda = [runtime for runtime in settings.runtimes if runtime in ON_CUDA_ALONE]
     if on_cuda and settings.device == ("cpu",):
@@ -72,15 +69,13 @@ def grid_plan(settings: Profiling) -> Plan:
     return Plan(settings.batches, settings.lengths, settings.seconds, settings.tight, settings.bound_ms, operators=True)
 
 
-def profile_models(models: Sequence[Path], settings: Profiling, command: str = "") -> ProfileDocument:
+def profile_models(models: Sequence[Path], settings: Profiling, command: str = "") -> dict[str, Any]:
     """Times `models` side by side, with their costs; the document that `stillroom profile --json` prints.
 
     With a folder `out`, the report is written there after each part, so that a killed call loses no finished part. Exported
     graphs of checkpoints stay beside it. The models of the earlier report `against` run too, and `regression` in the document
-    compares with them. `command` is the command that the page shows for repeating the measurement.
-
-    Raises:
-        BadInput: a model, the texts or a setting cannot be used, or no requested runtime works on this machine.
+    compares with them. `command` is the command that the page shows for repeating the measurement. Raises BadInput: a model, the
+    texts or a setting cannot be used, or no requested runtime works on this machine.
     """
     machine = machine_facts()  # before any work, which would count as load of the machine
     if not models:
@@ -124,7 +119,7 @@ def profile_models(models: Sequence[Path], settings: Profiling, command: str = "
         )
         known = known_parts(machine, left_out, command, settings) | {"given": given_models(models)}
         origins = dict(zip([each.name for each in candidates], [*now.models, *before.models], strict=True))
-        return _profiled(candidates, origins, given, settings, cast(ProfileDocument, known))
+        return _profiled(candidates, origins, given, settings, known)
 
 
 class Found(NamedTuple):
@@ -164,7 +159,7 @@ def _asked(settings: Profiling) -> str:
     return ", ".join(f"--{name} {','.join(given)}" for name, given in asked.items() if given)
 
 
-def known_parts(machine: MachineFacts, left_out: list[str], command: str, settings: Profiling) -> dict[str, Any]:
+def known_parts(machine: dict[str, Any], left_out: list[str], command: str, settings: Profiling) -> dict[str, Any]:
     """The parts of a document that do not depend on measurements."""
     known: dict[str, Any] = {"machine": machine}
     if left_out:
@@ -176,7 +171,7 @@ def known_parts(machine: MachineFacts, left_out: list[str], command: str, settin
     return known
 
 
-def keep(document: ProfileDocument, settings: Profiling, *, ended: bool = False) -> ProfileDocument:
+def keep(document: dict[str, Any], settings: Profiling, *, ended: bool = False) -> dict[str, Any]:
     """`document`, written into the folder `out`, if given; unless the measurement has `ended`, with a warning that it has not."""
     if not ended:
         document = {**document, "warnings": [*document.get("warnings", []), UNENDED]}
@@ -190,8 +185,8 @@ def _profiled(
     origins: Mapping[str, Path],
     given: Given,
     settings: Profiling,
-    known: ProfileDocument,
-) -> ProfileDocument:
+    known: dict[str, Any],
+) -> dict[str, Any]:
     """`known` with all measurements; after each part, the document so far is kept."""
     settings = with_lengths(settings, candidates)
     tokenizer, notes = _tokenizer_for_all(candidates)
@@ -205,7 +200,7 @@ def _profiled(
         with bar("scoring") as shown:
             metrics, refused = metrics_of(workers, given, shown)
 
-        def so_far(timed: Timed) -> ProfileDocument:
+        def so_far(timed: Timed) -> dict[str, Any]:
             return _document(known, timed, origins, metrics, refused, settings)
 
         with bar("timing") as shown:
@@ -229,13 +224,13 @@ def _profiled(
 
 
 def _document(
-    known: ProfileDocument,
+    known: dict[str, Any],
     timed: Timed,
     origins: Mapping[str, Path],
-    metrics: Mapping[str, Metric],
+    metrics: Mapping[str, dict[str, Any]],
     refused: Mapping[str, str],
     settings: Profiling,
-) -> ProfileDocument:
+) -> dict[str, Any]:
     """`known` with the times, the Pareto front, the answer to the budget and the comparisons with an earlier report.
 
     Front and budget are without the models of that report.
@@ -249,7 +244,7 @@ def _document(
     for each in timed.candidates:
         if each["name"] in metrics:
             each["metric"] = metrics[each["name"]]["value"]
-    document: ProfileDocument = {
+    document: dict[str, Any] = {
         **known,
         "candidates": timed.candidates,
         "ratios": timed.ratios,
@@ -271,8 +266,7 @@ def _document(
 def with_lengths(settings: Profiling, candidates: Sequence[Candidate]) -> Profiling:
     """`settings` with the lengths of the grid: the given ones, or LENGTHS cut to what all candidates take.
 
-    Raises:
-        BadInput: a given length is longer than a candidate takes.
+    Raises BadInput: a given length is longer than a candidate takes.
     """
     limits = [(each.max_length, each.name) for each in candidates if each.max_length is not None]
     most, name = min(limits, default=(max(LENGTHS), ""))
@@ -300,7 +294,7 @@ def _tokenizer_for_all(candidates: Sequence[Candidate]) -> "tuple[Tokenizer, lis
     return smallest, [note] if several else []
 
 
-def _point(document: ProfileDocument, model: ModelRow, percentile: int) -> Point:
+def _point(document: dict[str, Any], model: dict[str, Any], percentile: int) -> Point:
     """The end-to-end latency where it was timed, else that of the grid's first workload."""
     key = f"p{percentile}_ms"
     times: Any = model.get("single_stream") or next(
@@ -312,7 +306,7 @@ def _point(document: ProfileDocument, model: ModelRow, percentile: int) -> Point
     return Point(model["name"], float(times[key]), metric["value"] if metric else None, low_ms, high_ms)
 
 
-def write_profile(out: Path, document: ProfileDocument) -> None:
+def write_profile(out: Path, document: dict[str, Any]) -> None:
     """Writes report.html, report.json with every raw sample, and table.md into the folder `out`, each in one step.
 
     Without Jinja2, the page is left out and a message is printed.

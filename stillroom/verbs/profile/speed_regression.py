@@ -10,14 +10,6 @@ from typing import Any
 import numpy as np
 
 from latency.candidates.candidate import Candidate
-from latency.measure.result_document import (
-    CandidateRow,
-    GivenModel,
-    ModelRow,
-    ProfileDocument,
-    RegressionRow,
-    SpeedGate,
-)
 from latency.measure.statistics import process_ratio
 from serve.bundle.manifest import MANIFEST, sha256_file
 from serve.errors import BadInput
@@ -27,9 +19,9 @@ BEFORE = " (before)"
 SLOWER = 1.02
 
 
-def given_models(models: Sequence[Path]) -> list[GivenModel]:
+def given_models(models: Sequence[Path]) -> list[dict[str, Any]]:
     """`models` with their fingerprints, so that a later call can run exactly the same ones again."""
-    return [GivenModel(model=str(model), mark=_fingerprint(model)) for model in models]
+    return [{"model": str(model), "mark": _fingerprint(model)} for model in models]
 
 
 def models_of(report: Path) -> list[Path]:
@@ -83,7 +75,7 @@ def refuse_strangers(now: Sequence[Candidate], before: Sequence[Candidate]) -> N
         )
 
 
-def regressions(document: ProfileDocument) -> list[RegressionRow]:
+def regressions(document: dict[str, Any]) -> list[dict[str, Any]]:
     """Compares each candidate with the earlier one of the same name, else of the same runtime, precision and device.
 
     Several of a kind are matched in the given order. Candidates without a match are left out.
@@ -91,11 +83,11 @@ def regressions(document: ProfileDocument) -> list[RegressionRow]:
     models = document["models"]
     before = [model for model in models if model["name"].endswith(BEFORE)]
     now = [model for model in models if model not in before]
-    matches: dict[str, ModelRow] = {}
+    matches: dict[str, dict[str, Any]] = {}
     of_a_kind = ("runtime", "precision", "device")
-    ways: tuple[Callable[[ModelRow, ModelRow], bool], ...] = (
+    ways: tuple[Callable[[dict[str, Any], dict[str, Any]], bool], ...] = (
         lambda old, new: old["name"] == new["name"] + BEFORE,
-        lambda old, new: all(old[key] == new[key] for key in of_a_kind),  # type: ignore[literal-required]
+        lambda old, new: all(old[key] == new[key] for key in of_a_kind),
     )
     for alike in ways:
         for model in now:
@@ -108,7 +100,7 @@ def regressions(document: ProfileDocument) -> list[RegressionRow]:
     ]
 
 
-def _compared(document: ProfileDocument, old: ModelRow, new: ModelRow) -> list[RegressionRow]:
+def _compared(document: dict[str, Any], old: dict[str, Any], new: dict[str, Any]) -> list[dict[str, Any]]:
     rows = {(row["name"], row["batch"], row["tokens"]): row for row in document["candidates"]}
     found = []
     for (name, batch, tokens), row in rows.items():
@@ -124,38 +116,40 @@ def _compared(document: ProfileDocument, old: ModelRow, new: ModelRow) -> list[R
     return found
 
 
-def turns_of(row: CandidateRow) -> list[Any]:
+def turns_of(row: dict[str, Any]) -> list[Any]:
     """The samples of each turn, in ms."""
     return list(np.split(np.array(row["samples_ms"]), np.cumsum(row["turn_sizes"])[:-1]))
 
 
-def _row(old: ModelRow, new: ModelRow, where: str, now: Sequence[Any], was: Sequence[Any]) -> RegressionRow:
+def _row(
+    old: dict[str, Any], new: dict[str, Any], where: str, now: Sequence[Any], was: Sequence[Any]
+) -> dict[str, Any]:
     ratio, low, high = process_ratio(now, was)
-    return RegressionRow(
-        name=new["name"],
-        before=old["name"],
-        where=where,
-        ratio=round(ratio, 4),
-        low=round(low, 4),
-        high=round(high, 4),
-        slower=low > SLOWER,
-    )
+    return {
+        "name": new["name"],
+        "before": old["name"],
+        "where": where,
+        "ratio": round(ratio, 4),
+        "low": round(low, 4),
+        "high": round(high, 4),
+        "slower": low > SLOWER,
+    }
 
 
-def speed_gates(rows: Sequence[RegressionRow]) -> list[SpeedGate]:
+def speed_gates(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """A gate for each comparison: the upper end of the speed ratio must reach 1 / SLOWER."""
     return [
-        SpeedGate(
-            name=f"{row['name']}, {row['where']}: speed relative to before, upper end",
-            value=round(1 / row["low"], 4),
-            needed=round(1 / SLOWER, 4),
-            passed=not row["slower"],
-        )
+        {
+            "name": f"{row['name']}, {row['where']}: speed relative to before, upper end",
+            "value": round(1 / row["low"], 4),
+            "needed": round(1 / SLOWER, 4),
+            "passed": not row["slower"],
+        }
         for row in rows
     ]
 
 
-def regression_lines(rows: Sequence[RegressionRow]) -> list[str]:
+def regression_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
     """A sentence for each comparison."""
     return [
         f"{row['name']}, {row['where']}: {row['ratio']:.3f} times as long as before [{row['low']:.3f}, {row['high']:.3f}]"

@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from compress.data.columns import USUAL, Columns
 from compress.data.examples import Example, check_kind, clusters_of
@@ -17,7 +17,6 @@ from compress.data.texts import read_texts
 from compress.models.configurations import LONGEST_TEXT
 from compress.tasks import LABELLED, task_named
 from latency.measure.interleave import Progress, Worker
-from latency.measure.result_document import Metric
 from serve.errors import BadInput
 from serve.text.entity_markers import knows_markers
 from serve.text.tokenizer import load_tokenizer
@@ -135,12 +134,12 @@ def _lacks_labels(file: Path, task: Task) -> bool:
 
 def metrics_of(
     workers: Mapping[str, Worker], given: Given, progress: Progress
-) -> tuple[dict[str, Metric], dict[str, str]]:
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """The task metric of every candidate that reads text, from the answers of its timed process.
 
     And by name why there is no metric, for candidates with another kind of labels.
     """
-    found: dict[str, Metric] = {}
+    found: dict[str, dict[str, Any]] = {}
     refused: dict[str, str] = {}
     if given.examples is None:
         return found, refused
@@ -166,7 +165,11 @@ def metrics_of(
         answers = given.as_in_the_file(worker.answers())
         said = [task.prediction_of(answer, example) for answer, example in zip(answers, given.examples, strict=True)]
         reached = task.metric.score(gold, said, clusters=clusters_of(given.examples))
-        found[name] = Metric(
-            name=task.metric.name, value=reached.value, low=reached.low, high=reached.high, examples=len(given.examples)
-        )
+        found[name] = {
+            "name": task.metric.name,
+            "value": reached.value,
+            "low": reached.low,
+            "high": reached.high,
+            "examples": len(given.examples),
+        }
     return found, refused

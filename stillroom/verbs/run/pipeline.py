@@ -20,7 +20,7 @@ from compress.runs.stages import check_same_inputs
 from compress.settings import AUTO
 from export.packing.builder import DOCUMENTED
 from export.packing.writer import clear_leftovers
-from latency.measure.machine import MachineFacts, machine_facts
+from latency.measure.machine import machine_facts
 from serve.bundle.manifest import MANIFEST, canonical_json
 from serve.errors import BadInput, BundleError
 from serve.files import replacing
@@ -87,7 +87,7 @@ def run(recipe: Recipe) -> dict[str, Any]:
     )
 
 
-def _found(recipe: Recipe, machine: MachineFacts) -> tuple[list[str], dict[str, Any]]:
+def _found(recipe: Recipe, machine: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
     """The students for --student auto, see `found_students`; the teacher is the one that the run will use."""
     from stillroom.student_search.space import own_shape
 
@@ -102,7 +102,7 @@ def _found(recipe: Recipe, machine: MachineFacts) -> tuple[list[str], dict[str, 
         return found_students(inputs, lambda: (run.make("teacher")["teacher"], run.fingerprints["teacher"]), machine)
 
 
-def _run(inputs: RunInputs, started: float, machine: MachineFacts) -> dict[str, Any]:
+def _run(inputs: RunInputs, started: float, machine: dict[str, Any]) -> dict[str, Any]:
     """The bundle of a named student; see `run`."""
     same_bits(inputs.recipe.threads)
     run = Run(inputs, machine)
@@ -221,7 +221,7 @@ def check_budget(recipe: Recipe) -> None:
 
 
 def found_students(
-    inputs: RunInputs, teacher: Callable[[], tuple[Path, str]], machine: MachineFacts
+    inputs: RunInputs, teacher: Callable[[], tuple[Path, str]], machine: dict[str, Any]
 ) -> tuple[list[str], dict[str, Any]]:
     """The students to train, the best first, each faster than the one before it; and the search that found them.
 

@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -14,12 +14,10 @@ from compress.runs.soft_labels import soft_label_lines
 from export.packing.builder import ModelReport, OnTest
 from export.packing.model_card import CardFacts
 from export.packing.variants import gate, read_variants
-from latency.measure.machine import MachineFacts
-from latency.measure.result_document import ProfileDocument
 from serve.wording import all_of
 from stillroom.inputs.preflight import TRIMMED, RunInputs
 from stillroom.inputs.recipe import write_recipe
-from stillroom.report.run_page import Report, report_files
+from stillroom.report.run_page import report_files
 
 REPORT = "report.html"
 INT8 = "student ORT int8"  # the timed candidate that ships
@@ -88,9 +86,9 @@ def report_of(
     folders: dict[str, Path],
     scores: dict[str, Any],
     model_report: ModelReport,
-    machine: MachineFacts,
-    latency: ProfileDocument | None = None,
-) -> Report:
+    machine: dict[str, Any],
+    latency: dict[str, Any] | None = None,
+) -> dict[str, Any]:
     """All of the report, with texts of the data; without test scores and latency if a gate was missed."""
     document = model_report.report()
     document |= {
@@ -132,7 +130,7 @@ def report_of(
             f"Latency is the median (p50) at batch 1 and {shortest} tokens: {'' if inputs.answers else 'teacher and '}student in torch, "
             "fp32 and int8 in onnxruntime."
         )
-    return cast(Report, document)
+    return document
 
 
 def _meaning(name: str, inputs: RunInputs) -> str:
@@ -233,7 +231,7 @@ def write_bundle(
     out: Path,
     inputs: RunInputs,
     folders: dict[str, Path],
-    full: Report,
+    full: dict[str, Any],
     model_report: ModelReport,
     minutes: float,
 ) -> None:
@@ -241,7 +239,7 @@ def write_bundle(
 
     The `full` report with texts of the data stays in the work folder. The bundle, which may be passed on, has it without them.
     """
-    report = cast(Report, {key: value for key, value in full.items() if key != "disagreements"})
+    report = {key: value for key, value in full.items() if key != "disagreements"}
     if "disagreeing" in full:
         report["disagreeing"] = {**full["disagreeing"], "shown_in": f"{inputs.workdir.root.name}/{REPORT}"}
     # Without the folders above the bundle, so that its bytes do not depend on where it is written.

@@ -4,7 +4,7 @@ import shutil
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import onnxruntime as ort
 
@@ -16,14 +16,12 @@ from export.packing.builder import ModelReport
 from export.packing.variants import make_variants
 from export.settings import VariantSettings
 from latency.candidates.candidate import Candidate
-from latency.measure.machine import MachineFacts
-from latency.measure.result_document import ProfileDocument
 from latency.profile import Plan, time_grid
 from serve.bundle.manifest import ONNX_NAMES, canonical_json
 from serve.errors import GateMissed
 from stillroom.console import bar, say
 from stillroom.inputs.preflight import RunInputs, timed_tokens
-from stillroom.report.run_page import Report, write_report
+from stillroom.report.run_page import write_report
 from stillroom.verbs.run.report import INT8, REPORT, model_report_of, read_json, report_of
 from stillroom.verbs.run.scores import make_scores
 from stillroom.verbs.run.student_stages import StudentStages
@@ -44,11 +42,11 @@ class BudgetMissed(GateMissed):
 class Run(StudentStages):
     """One run to a bundle."""
 
-    def __init__(self, inputs: RunInputs, machine: MachineFacts | None = None) -> None:
+    def __init__(self, inputs: RunInputs, machine: dict[str, Any] | None = None) -> None:
         super().__init__(inputs)
         self.machine = machine
         self.model_report: ModelReport | None = None
-        self.report: Report = {}
+        self.report: dict[str, Any] = {}
         self.stages += self._bundle_stages()
         self.fingerprints = fingerprints_of(self.stages)
 
@@ -157,14 +155,14 @@ class Run(StudentStages):
 
     def _check_budget(self, folder: Path) -> None:
         """BudgetMissed, after the report is written, where the student is too slow."""
-        latency = cast(ProfileDocument, read_json(folder / "latency.json"))
+        latency = read_json(folder / "latency.json")
         try:
             check_met(self.inputs, latency, self._write_report(latency))
         except BudgetMissed:
             shutil.rmtree(folder)  # so that the same command times it again
             raise
 
-    def _write_report(self, latency: ProfileDocument | None = None) -> Path:
+    def _write_report(self, latency: dict[str, Any] | None = None) -> Path:
         assert self.model_report
         assert self.machine
         self.report = report_of(self.inputs, self.folders, self.scores, self.model_report, self.machine, latency)
@@ -198,7 +196,7 @@ def make_export(folder: Path, inputs: RunInputs, student: Path, teacher: Path | 
     variants.write()
 
 
-def check_met(inputs: RunInputs, latency: ProfileDocument, report: Path) -> None:
+def check_met(inputs: RunInputs, latency: dict[str, Any], report: Path) -> None:
     """Check the measured latency of the int8 student against the budget, if there is one.
 
     `report` is the file that the message names.

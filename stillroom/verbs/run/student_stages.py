@@ -11,8 +11,7 @@ from compress.data.batches import TaskText
 from compress.runs import task_stages
 from compress.runs.lineage import read_lineage
 from compress.runs.method_chain import Link
-from compress.runs.method_stages import method_stages
-from compress.runs.method_trainings import MethodInputs, method_inputs
+from compress.runs.method_trainings import MethodInputs, method_inputs, method_stages
 from compress.runs.resumable_stages import STATE
 from compress.runs.soft_labels import SoftLabels, chosen_share, make_soft_labels, save_answers
 from compress.runs.stages import Cost, Of, RunStage, texts_fingerprint

@@ -15,8 +15,7 @@ from compress.data.batches import TaskText
 from compress.evaluation.metrics import Metric
 from compress.runs import task_stages
 from compress.runs.method_chain import Link
-from compress.runs.method_stages import run_method
-from compress.runs.method_trainings import Labelled, MethodInputs
+from compress.runs.method_trainings import Labelled, MethodInputs, run_method
 from compress.runs.resumable_stages import STATE, Workdir
 from compress.runs.stages import fingerprint, trained_with
 from compress.runs.task_inputs import scored_rows

@@ -9,8 +9,7 @@ import onnxruntime as ort
 import pytest
 from small_checkpoints import FAMILIES, MAX_LENGTH, TAGS, Exported, farthest, needs_openvino, write_checkpoint
 
-from export.graph.exporter import export_graph
-from export.graph.fusions import operators_of
+from export.graph.exporter import export_graph, operators_of
 from export.validation.parity import graph_parity
 from serve.errors import BadInput
 from serve.model.session import Session

@@ -5,7 +5,7 @@ import onnx
 import pytest
 from small_checkpoints import MAX_LENGTH, Exported, farthest, needs_openvino
 
-from export.graph.fusions import JOINED, fused, joined, missing, session_operators
+from export.graph.exporter import JOINED, fused, joined, missing, session_operators
 from serve.bundle.runtimes import Runtime
 from serve.errors import BadInput
 from serve.model.session import Session

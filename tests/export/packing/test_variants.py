@@ -11,7 +11,7 @@ from small_checkpoints import MAX_LENGTH, TAGS, Exported, needs_openvino
 from compress.data.encoded import Encoded
 from compress.data.examples import Entity, Example
 from compress.tasks import TOKEN_CLASSIFICATION
-from export.graph.fusions import JOINED
+from export.graph.exporter import JOINED
 from export.packing import variants
 from export.packing.variants import Split, Variants, faults_of, few_texts, make_variants, nothing_to_keep, read_variants
 from export.precision import int8_search

@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from small_checkpoints import FAMILIES, MAX_LENGTH, WORDS, Exported, farthest, with_constants
 
-from export.graph.fusions import joined
+from export.graph.exporter import joined
 from export.graph.nodes import Wiring
 from export.precision.fp16 import write_fp16
 from export.validation.parity import TOLERANCES, variant_parity

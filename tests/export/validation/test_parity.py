@@ -8,6 +8,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 from small_checkpoints import MAX_LENGTH, Exported, with_constants
+from transformers import BertConfig
 
 from export.graph.nodes import Wiring
 from export.precision.int8 import NO_SATURATION, quantise_dynamic
@@ -170,6 +171,7 @@ def test_numbers_may_differ_by_a_share_of_their_spread_whatever_their_unit(
     unit: float, bert: Exported, texts: list[str]
 ) -> None:
     encodings = shapes_of(texts[:20], load_tokenizer(bert.checkpoint, MAX_LENGTH), MAX_LENGTH)
+    config = BertConfig(architectures=["BertForSequenceClassification"], num_labels=1, problem_type="regression")
     numbers = {id(each): np.array([unit * (number - 3.0)]) for number, each in enumerate(encodings)}
 
     def passes(off: float) -> bool:
@@ -177,7 +179,7 @@ def test_numbers_may_differ_by_a_share_of_their_spread_whatever_their_unit(
             "fp32", TOLERANCES["fp32"], "onnxruntime",
             lambda batch: [numbers[id(each)] for each in batch],
             lambda batch: [numbers[id(each)] + unit * off for each in batch],
-            encodings, multi_label=False, numbers=True, company_texts=4, seed=0,
+            encodings, config, company_texts=4, seed=0,
         ).passed  # fmt: skip
 
     assert passes(1e-4)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latency.analysis.pareto import Point, pareto_front, within_budget
+from latency.analysis.costs import Point, pareto_front, within_budget
 
 # Few values, so that equals are common.
 LATENCIES = st.sampled_from([0.5, 1.0, 2.0, 4.0, 8.0])

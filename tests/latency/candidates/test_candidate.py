@@ -12,13 +12,11 @@ import psutil
 import pytest
 import torch
 
-from latency.candidates import open_candidate
-from latency.candidates.candidate import Candidate, Runtime, missing, size_bytes
-from latency.candidates.open_candidate import load
-from latency.measure.interleave import start_workers
+from latency.candidates import candidate as candidates
+from latency.candidates.candidate import Candidate, Runtime, load, missing, size_bytes
+from latency.measure.interleave import Workload, start_workers
 from latency.measure.operators import operators
 from latency.measure.worker import inputs_of
-from latency.measure.workloads import Workload
 from serve.errors import BadInput
 
 INPUT_IDS = np.array([[2, 4, 5, 3], [2, 6, 7, 3]])
@@ -121,7 +119,7 @@ def test_a_runtime_that_is_not_installed_is_named_with_how_to_install_it(
 def test_a_graph_that_would_run_on_the_cpu_for_want_of_the_gpus_libraries_is_refused(
     onnx_candidate: Candidate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_candidate, "missing", lambda runtime, device: "")  # a package and a driver, but no cuDNN
+    monkeypatch.setattr(candidates, "missing", lambda runtime, device: "")  # a package and a driver, but no cuDNN
     with (
         pytest.warns(UserWarning, match="CUDAExecutionProvider"),
         pytest.raises(BadInput, match=r"'student': .*CUDAExecutionProvider"),
@@ -153,8 +151,7 @@ TORCH_PROGRAM = """
 import sys
 from pathlib import Path
 import numpy as np
-from latency.candidates.candidate import Candidate
-from latency.candidates.open_candidate import load
+from latency.candidates.candidate import Candidate, load
 from latency.measure.machine import machine_facts
 assert not {"torch", "transformers", "onnxruntime"} & sys.modules.keys()
 machine_facts()

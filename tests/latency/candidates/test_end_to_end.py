@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from lookup_bundles import INTENTS, TAGS, city_table, intent_table, write_bundle
 
-from latency.candidates.candidate import Candidate, Reads
+from latency.candidates.candidate import Candidate, Reads, load
 from latency.candidates.end_to_end import EndToEnd, Parts, Text
-from latency.candidates.open_candidate import load
 from serve.bundle.runtimes import has_openvino
 from serve.errors import BadInput
 from serve.model.pipeline import Pipeline

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latency.load.arrivals import highest_rate, poisson_s
+from latency.load.driver import highest_rate, poisson_s
 from serve.errors import BadInput
 
 

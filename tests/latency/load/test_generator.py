@@ -15,7 +15,7 @@ from loopback import PAUSE, Asked, Handler, answer, self_signed, serving
 from repository import ROOT
 
 from latency.load import driver, generator
-from latency.load.arrivals import poisson_s
+from latency.load.driver import poisson_s
 from latency.load.generator import Load, load, ramp, request_bodies
 from latency.load.http_client import probe, target_of
 from serve.errors import BadInput

@@ -17,9 +17,8 @@ from processes import started
 
 from latency.candidates.candidate import Candidate
 from latency.measure import interleave
-from latency.measure.interleave import StoppingRule, Worker, measure, start_workers, timing_environment
+from latency.measure.interleave import StoppingRule, Worker, Workload, measure, start_workers, timing_environment
 from latency.measure.worker import timed_calls
-from latency.measure.workloads import Workload
 from serve.bundle.cpu import Cores, one_cpu_a_core, read_cores
 from serve.errors import BadInput, InternalError
 

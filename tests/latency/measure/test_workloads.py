@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from latency.measure.workloads import from_texts
+from latency.measure.interleave import from_texts
 from serve.errors import BadInput
 
 TEXTS = ["book a table", "play jazz", "", "for two in Oslo tomorrow"]

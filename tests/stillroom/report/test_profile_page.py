@@ -2,13 +2,12 @@ import json
 import math
 import re
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from read_page import Page, part
 from synthetic_profile import synthetic_profile
 
-from latency.measure.result_document import ProfileDocument
 from stillroom.report.charts import BOTTOM_PX, MOST_TICKS, linear_axis, log_axis, ticks
 from stillroom.report.drawings import Chart
 from stillroom.report.profile_charts import distribution, length_bins, lengths, pareto, roofline, server
@@ -19,7 +18,7 @@ SECTIONS += ["costs", "doubts", "conditions"]
 SHAPES = {"line", "rect", "circle", "polyline", "polygon", "text", "svg"}
 
 
-def page_of(document: ProfileDocument) -> Page:
+def page_of(document: dict[str, Any]) -> Page:
     return Page(profile_page(document))
 
 
@@ -28,7 +27,7 @@ def drawn(chart: Chart | None) -> str:
     return part("chart", chart)
 
 
-def changed(document: ProfileDocument, change: Callable[[Any], object]) -> ProfileDocument:
+def changed(document: dict[str, Any], change: Callable[[Any], object]) -> dict[str, Any]:
     change(document)
     return document
 
@@ -45,12 +44,12 @@ def without(*keys: str) -> Callable[[Any], None]:
     return take
 
 
-def renamed(document: ProfileDocument, name: str) -> ProfileDocument:
+def renamed(document: dict[str, Any], name: str) -> dict[str, Any]:
     """The document with `name` wherever its second model, its work, its metric or its command is told."""
     text = json.dumps(document)
     for old in (document["models"][1]["name"], "snips/test.jsonl", "entity F1", "LayerNormalization", "layer 0"):
         text = text.replace(old, json.dumps(name)[1:-1])
-    return cast(ProfileDocument, json.loads(text))
+    return json.loads(text)
 
 
 def rows(page: Page, first: str = "model") -> list[list[str]]:

@@ -1,20 +1,19 @@
 import re
 import stat
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import pytest
 from jinja2 import UndefinedError
 from read_page import Page, part
 
-from latency.measure.result_document import ProfileDocument
 from stillroom.report.drawings import curve
 from stillroom.report.formats import markdown, number, size, table
-from stillroom.report.run_page import Disagreeing, Report, write_report
+from stillroom.report.run_page import write_report
 from stillroom.report.timings import all_figures
 
 
-def profile_document(names: tuple[str, ...] = ("teacher", "int8"), text: str = "Some CPU") -> ProfileDocument:
+def profile_document(names: tuple[str, ...] = ("teacher", "int8"), text: str = "Some CPU") -> dict[str, Any]:
     rows = [
         {
             "name": name,
@@ -42,10 +41,10 @@ def profile_document(names: tuple[str, ...] = ("teacher", "int8"), text: str = "
         for name in names[1:]
     ]
     machine = {"cpu": text, "cores": 2, "flags": ["avx2"], "versions": {"torch": "2.13"}}
-    return cast(ProfileDocument, {"machine": machine, "candidates": rows, "ratios": ratios})
+    return {"machine": machine, "candidates": rows, "ratios": ratios}
 
 
-def full_report(text: str = "plain") -> Report:
+def full_report(text: str = "plain") -> dict[str, Any]:
     """Every section there is, with `text` wherever a string from outside can stand."""
     document = {
         "title": text,
@@ -78,10 +77,10 @@ def full_report(text: str = "plain") -> Report:
         "recipe": text,
         "lineage": {text: [text], "teacher": {"name": text}},
     }
-    return cast(Report, document)
+    return document
 
 
-def written(path: Path, report: Report) -> Page:
+def written(path: Path, report: dict[str, Any]) -> Page:
     write_report(path, report)
     return Page(path.read_text(encoding="utf-8"))
 
@@ -159,7 +158,7 @@ def test_the_page_can_be_read_by_who_was_not_there(tmp_path: Path) -> None:
 
 
 def test_texts_that_differ_are_counted_and_said_to_stand_elsewhere(tmp_path: Path) -> None:
-    found: Disagreeing = {"count": 63, "texts": 400, "split": "test", "shown": 40}
+    found = {"count": 63, "texts": 400, "split": "test", "shown": 40}
     page = written(tmp_path / "report.html", {"disagreeing": {**found, "shown_in": "my.work/report.html"}})
     assert page.sections() == ["disagreements"]
     assert (
@@ -169,7 +168,7 @@ def test_texts_that_differ_are_counted_and_said_to_stand_elsewhere(tmp_path: Pat
     page = written(tmp_path / "report.html", {"disagreeing": {**found, "shown": 1}, "disagreements": rows})
     assert "differ on 63 of 400 texts of test. The table shows the first 1." in page.words()
     assert "A bundle contains" not in page.words()
-    none: Disagreeing = {"count": 0, "texts": 400, "split": "test", "shown": 0, "shown_in": "my.work/report.html"}
+    none = {"count": 0, "texts": 400, "split": "test", "shown": 0, "shown_in": "my.work/report.html"}
     assert "my.work" not in written(tmp_path / "report.html", {"disagreeing": none}).words()
 
 
@@ -177,9 +176,9 @@ def test_a_report_replaces_the_old_one_whole_or_not_at_all(tmp_path: Path) -> No
     path = tmp_path / "report.html"
     path.write_text("old")
     with pytest.raises(KeyError):
-        write_report(path, cast(Report, {"gates": [{"name": "no value"}]}))
+        write_report(path, {"gates": [{"name": "no value"}]})
     with pytest.raises(UndefinedError):
-        write_report(path, cast(Report, {"disagreeing": {"count": 1}}))
+        write_report(path, {"disagreeing": {"count": 1}})
     assert path.read_text() == "old"
     write_report(path, {"title": "lone surrogate \ud83d is survived"})
     assert [file.name for file in tmp_path.iterdir()] == ["report.html"]

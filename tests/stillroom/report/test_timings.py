@@ -3,7 +3,6 @@ from typing import Any, cast
 import pytest
 from test_run_page import profile_document
 
-from latency.measure.result_document import ProfileDocument
 from latency.measure.statistics import Measurement
 from stillroom.report.timings import doubts
 
@@ -16,7 +15,7 @@ def measured(samples_ms: tuple[float, ...] = STEADY, **conditions: str | float) 
     return {"doubts": made.doubts(), "conditions": conditions}
 
 
-def document(*timings: dict[str, Any]) -> ProfileDocument:
+def document(*timings: dict[str, Any]) -> dict[str, Any]:
     """Four timings, of which the last ones are `timings`, and the others have nothing against them."""
     made = profile_document()
     plain = [measured()] * (len(made["candidates"]) - len(timings))

@@ -9,7 +9,6 @@ import pytest
 from in_process import command
 
 from compress.models.shapes import STUDENTS
-from latency.measure.result_document import ProfileDocument
 from serve.bundle.runtimes import has_openvino
 from stillroom.verbs.profile.papers_table import (
     PUBLISHED,
@@ -28,7 +27,7 @@ def about(ratio: float) -> object:
     return pytest.approx([ratio] * 3, rel=0.01)
 
 
-def document(*timed: tuple[str, str, str, str, float], tokens: int = 128) -> ProfileDocument:
+def document(*timed: tuple[str, str, str, str, float], tokens: int = 128) -> dict[str, Any]:
     """A grid of (model, runtime, precision, device, p50_ms): eight turns of one call each, all turns alike for all."""
     rows = [
         {

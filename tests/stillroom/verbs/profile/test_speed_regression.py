@@ -11,7 +11,6 @@ import pytest
 from small_profiles import QUICK, Models
 
 from latency.candidates.candidate import Candidate
-from latency.measure.result_document import ProfileDocument
 from serve.errors import BadInput
 from stillroom.verbs.profile.speed_regression import (
     BEFORE,
@@ -26,7 +25,7 @@ from stillroom.verbs.profile.speed_regression import (
 Refused = Callable[..., str]
 
 
-def document(*models: tuple[str, str, float], stream: bool = True) -> ProfileDocument:
+def document(*models: tuple[str, str, float], stream: bool = True) -> dict[str, Any]:
     """A profile of models (name, runtime, p50_ms), all fp32 on a CPU: eight turns of three calls each."""
     rows, grid = [], []
     for name, runtime, p50_ms in models:
