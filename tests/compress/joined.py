@@ -1,9 +1,5 @@
-"""Two processes that train together, joined by Gloo, as a launcher would start them on one machine or on two.
+"""Two processes that train together, joined by Gloo, as a launcher would start them on one machine or on two."""
 
-They are forked from a process that has loaded torch and does nothing else: loading it takes seconds, in each of them.
-"""
-
-import multiprocessing
 import os
 import socket
 import sys
@@ -11,12 +7,11 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from forking import FORKING
 from patience import PATIENCE_S
 
 from compress import peers
 
-FORKING = multiprocessing.get_context("forkserver")
-FORKING.set_forkserver_preload(["torch", "torch.distributed", "transformers"])
 Main = Callable[[Sequence[str]], int]
 
 

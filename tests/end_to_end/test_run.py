@@ -18,6 +18,7 @@ import pytest
 from command_line import here, stillroom
 from interruptions import interrupted_at
 from processes import started
+from small_task import make_teacher
 
 from compress.data.labelled_files import read_examples
 from compress.evaluation.predictions import shared_row_logits
@@ -51,9 +52,11 @@ class Made(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, shallow_teacher: Path, task_data: Path) -> Made:
+def made(tmp_path_factory: pytest.TempPathFactory, task_data: Path) -> Made:
+    # Torch exports each layer for seconds.
+    teacher = make_teacher(tmp_path_factory.mktemp("teacher") / "tiny", num_hidden_layers=1)
     out = tmp_path_factory.mktemp("made") / "tiny"
-    command: list[str | Path] = ["run", "--task", "token-classification", "--teacher", shallow_teacher]
+    command: list[str | Path] = ["run", "--task", "token-classification", "--teacher", teacher]
     command += ["--data", task_data, "--out", out, *QUICK, "--teacher-epochs", "10", "--student-epochs", "5", "--json"]
     command += ["--student", "layers=1,hidden=32,heads=4,ffn=32"]
     done = here(*command)

@@ -24,7 +24,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub(ThreadingHTTPServer):
-    """As much of the Hub as one download asks for, of the repositories in `folders`; `broken` answers 503 to all."""
+    """As much of the Hub as one download asks for, of the repositories in `folders`; 503 to all if `broken`, and of some/broken."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answering)
@@ -56,9 +56,9 @@ class Answering(BaseHTTPRequestHandler):
             self.server.asked.append(path)
             self.server.tokens.add(self.headers["Authorization"])
         folder = next((folder for name, folder in self.server.folders.items() if f"/{name}/" in f"{path}/"), None)
-        if self.server.broken or folder is None:
-            error = {} if self.server.broken else {"X-Error-Code": "RepoNotFound"}
-            self.answer(503 if self.server.broken else 404, b"{}", error)
+        broken = self.server.broken or "some/broken" in path
+        if broken or folder is None:
+            self.answer(503 if broken else 404, b"{}", {} if broken else {"X-Error-Code": "RepoNotFound"})
         elif "/revision/" in path and path.rpartition("/revision/")[2] not in self.server.revisions:
             self.answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
         elif "/resolve/" in path:
@@ -130,6 +130,7 @@ RUN = (
 )
 
 
+@pytest.mark.slow
 def test_a_hub_that_does_not_answer_is_asked_once_for_each_name(hub: Hub, tmp_path: Path) -> None:
     hub.broken = True
     done = command(tmp_path, hub, *RUN)
@@ -213,13 +214,15 @@ def test_revisions_are_read_with_the_token_of_the_environment(
         "model some/teacher v1",
         "model some/teacher v9",
         "model nosuch -",
+        "model some/broken -",
+        "data some/broken -",
     ]
     done = subprocess.run(
         [sys.executable, "-c", OPEN, *cases],
         cwd=tmp_path, env=environment(tmp_path, hub) | {"HF_TOKEN": "hf_mine"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    no_data, data, other_data, model, no_model, unknown = done.stdout.splitlines()
+    no_data, data, other_data, model, no_model, unknown, *silent = done.stdout.splitlines()
     assert (data, model) == ("240 False", COMMIT)
     for said in (no_data, other_data):
         assert "data set that can be read from the Hub (the Hub has no revision v9" in said
@@ -231,6 +234,10 @@ def test_revisions_are_read_with_the_token_of_the_environment(
     assert not {"/api/datasets/some/messages", "/api/models/some/teacher"} & {*hub.asked}  # of no revision
     assert not any(path.endswith("/revision/main") for path in hub.asked)
     assert hub.asked.count("/api/models/nosuch") == 1
+    assert len(silent) == 2
+    assert all("(the Hub does not answer, HfHubHTTPError: Server error '503" in said for said in silent)
+    for kind in ("models", "datasets"):
+        assert hub.asked.count(f"/api/{kind}/some/broken") == 1
     assert hub.tokens == {"Bearer hf_mine"}
 
 

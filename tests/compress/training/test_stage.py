@@ -66,7 +66,7 @@ def test_the_loss_falls(kind: str, method: str, number: int, tmp_path: Path) -> 
         return float(np.mean([total(term).item() for term in terms]))
 
     before = loss()
-    settings = StageSettings(20, learning_rate=1e-3)
+    settings = StageSettings(12, learning_rate=1e-3)
     train_stage(stage, teacher, student, text_of(stage), settings, folder=tmp_path, projections=maps)
     assert loss() < before
 

@@ -148,8 +148,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
         yield tab
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)], ids=["desk-light", "phone-dark"])
 @pytest.mark.parametrize("name", PAGES)
 def test_nothing_is_wider_than_its_page(name: str, width: int, dark: bool, browser: Tab, tmp_path: Path) -> None:
     file = tmp_path / f"{name}.html"

@@ -1,10 +1,22 @@
 """Bundles to annotate with, each made once."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
+from forking import FORKING
 from lookup_bundles import VOCABULARY, city_table, write_bundle, write_relations_bundle
+
+from stillroom import child_process
+
+
+@pytest.fixture(scope="module")
+def forked_workers() -> Iterator[None]:
+    """Pools of this process fork what computes for them; those of commands start it as a user's do."""
+    with patch.object(child_process, "SPAWN", FORKING):
+        yield
 
 
 @pytest.fixture(scope="package")

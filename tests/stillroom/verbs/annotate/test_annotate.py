@@ -29,6 +29,8 @@ from serve.text.answers import AnswerOptions
 from stillroom.verbs.annotate import Annotation, answering
 from stillroom.verbs.annotate.run import annotate
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 def command(bundle: Path, *arguments: object) -> list[str]:
     return [sys.executable, "-m", "stillroom", "annotate", str(bundle), *map(str, arguments)]

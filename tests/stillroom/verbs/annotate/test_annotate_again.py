@@ -20,6 +20,8 @@ from stillroom.verbs.annotate.parts import Job
 from stillroom.verbs.annotate.rows import Columns
 from stillroom.verbs.annotate.run import annotate
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 def row(text: str) -> str:
     return json.dumps({"text": text})

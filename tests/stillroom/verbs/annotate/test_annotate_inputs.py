@@ -28,6 +28,8 @@ from stillroom.verbs.annotate.reader import InputFile
 from stillroom.verbs.annotate.rows import Columns
 from stillroom.verbs.annotate.run import annotate
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 def read(path: Path, **columns: Any) -> list[tuple[Any, str | None]]:
     """The fields of each row, or None, and its fault."""

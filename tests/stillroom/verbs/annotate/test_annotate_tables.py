@@ -19,6 +19,8 @@ from serve.text.answers import AnswerOptions
 from stillroom.verbs.annotate import Annotation, tables
 from stillroom.verbs.annotate.run import annotate
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 TEXTS = [f"{'please ' * (number % 5)}{['rome', 'i love it', 'fly'][number % 3]}" for number in range(23)]
 
 

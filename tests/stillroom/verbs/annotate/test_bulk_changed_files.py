@@ -24,6 +24,8 @@ from stillroom.verbs.annotate.rows import Start
 from stillroom.verbs.annotate.run import annotate_files, summary
 from stillroom.verbs.annotate.storage import DiskFolder, storage_of
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 def annotator_of(job: Job, before: Callable[[], object] = lambda: None) -> Annotator:
     """An annotator that calls `before` when it opens the bundle: after it has checked the input of its first part."""
