@@ -39,7 +39,8 @@ def stream_texts(path: Path, columns: Columns = USUAL, *, pairs: bool = False) -
     """
     if not path.is_file():
         raise BadInput(
-            f"{path} is {'a folder' if path.is_dir() else 'not a file'}. Give text as .txt (one document a line) or one of {', '.join(SUFFIXES[:-1])}."
+            f"{path} is {'a folder' if path.is_dir() else 'not a file'}. Give text as .txt (one document a line) or one of "
+            f"{', '.join(SUFFIXES[:-1])}."
         )
     suffix = suffix_of(path)
     if suffix != ".txt" and (suffix not in SUFFIXES or suffix == ".conll"):
