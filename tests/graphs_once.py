@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from export.graph import exporter
@@ -38,12 +39,12 @@ def graphs_made_once(kept: Path) -> Iterator[None]:
         assert isinstance(info, exporter.GraphInfo)
         return info
 
-    def measured_peaks(threads: int, seconds: float) -> roofline.Peaks:
+    def measured_peaks(threads: int, seconds: float) -> dict[str, Any]:
         found = kept / f"peaks-{threads}.json"
         with locked(found.with_suffix(".lock")):
             if not found.exists():
                 found.write_text(json.dumps(roofline.measured_peaks(threads, seconds)))
-        peaks: roofline.Peaks = json.loads(found.read_text())
+        peaks: dict[str, Any] = json.loads(found.read_text())
         return peaks
 
     with (

@@ -35,7 +35,9 @@ def digest_of(server: Server) -> str:
     return str(models["models"][0]["digest"])
 
 
-def test_a_server_serves_its_url_and_after_sighup_what_is_there_then(store: BundleStore, tmp_path: Path) -> None:
+def test_a_server_serves_its_url_and_after_sighup_what_is_there_then(
+    store: BundleStore, tmp_path: Path, intents_bundle: Path
+) -> None:
     folder = store.root / "ner"
     before = open_bundle(folder).manifest.digest
     with serving(store.url("ner").replace("//", "//someone:s3cret@"), "--log-format", "json") as server:
@@ -57,6 +59,16 @@ def test_a_server_serves_its_url_and_after_sighup_what_is_there_then(store: Bund
         server.process.send_signal(signal.SIGHUP)
         until(lambda: digest_of(server) == named)
         assert server.get("/v1/models/cities").status_code == 200
+
+        shutil.rmtree(folder)
+        shutil.copytree(intents_bundle, folder)  # of another task
+        server.process.send_signal(signal.SIGHUP)
+        until(
+            lambda: any(
+                "it is for text-classification now, not for token-classification" in line for line in server.log()
+            )
+        )
+        assert digest_of(server) == named
         assert not any("s3cret" in line for line in server.log())
     cached = [each.name for each in (tmp_path / "cache" / "bundles").iterdir() if not each.name.startswith(".")]
     assert {before, after} < set(cached)
