@@ -347,13 +347,13 @@ class Batcher(Generic[Item, Result]):
             self._feed()
             self._after_another = bool(self._under_way)
 
-        self._cores.take()
         try:
             running: asyncio.Future[None] = asyncio.ensure_future(run([each.item for each in batch], done))
         except Exception as error:
             running = asyncio.get_running_loop().create_future()
             running.set_exception(error)
         self._under_way.append(_Batch(running, batch, tokens, given_s))
+        self._cores.take()
         running.add_done_callback(ended)
 
     def _note_speed(self, tokens: int, seconds: float) -> None:

@@ -5,7 +5,6 @@ Tokenizer and runtime release Python's lock while they compute, so the event loo
 
 import asyncio
 import logging
-import math
 import os
 import queue
 import sys
@@ -32,20 +31,15 @@ log = logging.getLogger("serve")
 # Longest time from one run of the model to the next, and for opening a model. A model that takes longer counts as hung.
 HUNG_S = 120.0
 
-# A text that is alone is computed by the thread of the event loop if it takes less than this: another thread begins 0.1 ms later, and
-# as much passes until its answer is noticed.
-BRIEF_S = 0.003
-
 WorkOutput = bytes | Logits
 Result = TypeVar("Result")
 
 
 class WorkRequest(NamedTuple):
-    """A work item, its length, the context of its request, its index there, and the key under which its answer is kept, if it is."""
+    """A work item, the context of its request, its index there, and the key under which its answer is kept, if it is."""
 
     work: Work
     context: RequestContext
-    tokens: int
     place: int = 0
     key: bytes | None = None
 
@@ -108,9 +102,6 @@ class ModelThreads:
         self._pipeline, self._observe, self._keep, self._on_broken = pipeline, observe, keep, on_broken
         self._loop = asyncio.get_running_loop()
         self._batches: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
-        self._under_way = 0
-        self._s_per_token = math.inf
-        """Of the last text that was computed alone."""
         self._threads = [
             threading.Thread(target=self._compute, args=(niceness,), name="model", daemon=True) for _ in range(count)
         ]
@@ -124,17 +115,9 @@ class ModelThreads:
         """
         batch = _Batch(requests, done, self._loop)
         self._watch(batch)
-        batch.ended.add_done_callback(self._ended)
         batch.ended.add_done_callback(batch.end_watch)
-        self._under_way += 1
-        if self._under_way == len(requests) == 1 and requests[0].tokens * self._s_per_token < BRIEF_S:
-            self._answer(batch, self._loop.call_soon)
-        else:
-            self._batches.put(batch)
+        self._batches.put(batch)
         return batch.ended
-
-    def _ended(self, _ended: object) -> None:
-        self._under_way -= 1
 
     def _watch(self, batch: _Batch) -> None:
         """From now on the next answers of `batch` are waited for, unless it has ended."""
@@ -157,10 +140,11 @@ class ModelThreads:
         renice(niceness)
         while (batch := self._batches.get()) is not None:
             with suppress(RuntimeError):  # the loop is closed, and nobody waits any longer
-                self._answer(batch, self._loop.call_soon_threadsafe)
+                self._answer(batch)
             del batch  # with its requests, which would stay in memory until the next one
 
-    def _answer(self, batch: _Batch, tell: Callable[..., object]) -> None:
+    def _answer(self, batch: _Batch) -> None:
+        tell = self._loop.call_soon_threadsafe
         encode = msgspec.json.Encoder().encode
         left = len(batch.requests)
         error: InternalError | None = None
@@ -189,8 +173,6 @@ class ModelThreads:
     ) -> None:
         """Passes on the answers of one run, in the event loop."""
         self._watch(batch)
-        if len(batch.requests) == parts.texts == 1:
-            self._s_per_token = (parts.tokenise_s + parts.run_s + parts.decode_s) / parts.padded_tokens
         batch.stages = batch.stages.after(parts.tokenise_s, parts.run_s, parts.decode_s)
         if last:
             # Before the answers are passed on: their callers wake after the next batch is given, so that the thread does not wait for all

@@ -218,8 +218,12 @@ class ServedModel:
                 if found := self._memo.get(key):
                     kept[place] = found
                     continue
-            requests.append(WorkRequest(work, context, self._tokens_of(work), place, key))
-        tokens = [each.tokens for each in requests]
+            requests.append(WorkRequest(work, context, place, key))
+        longest = self.manifest.max_length
+        tokens = [
+            len(work.input_ids) if isinstance(work, TokenWork) else self.task.estimated_tokens(work, longest)
+            for work, *_ in requests
+        ]
         try:
             if max(tokens, default=0) <= self._long_tokens:
                 answers = await self.batchers[0].results(requests, tokens, answered)
@@ -239,11 +243,6 @@ class ServedModel:
         self._watch_drift([each.facts for each in kept.values()])
         computed = iter(answers)
         return [kept[place].answer if place in kept else next(computed) for place in range(len(works))]
-
-    def _tokens_of(self, work: Work) -> int:
-        if isinstance(work, TokenWork):
-            return len(work.input_ids)
-        return self.task.estimated_tokens(work, self.manifest.max_length)
 
     async def _answers_of_both(
         self, requests: list[WorkRequest], tokens: list[int], answered: Wait | None
