@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compress.models.configurations import loading_config, position_limit
-from compress.models.heads import stated_head
+from compress.models.configurations import CONFIG, loading_config, position_limit, read_json
+from compress.models.heads import HEADS
 from compress.models.sentence_pooling import pooling_in
 from compress.tasks import FEATURE_EXTRACTION, task_of
 from export.graph.nodes import Wiring, copied
@@ -154,9 +154,8 @@ def load_answering_model(checkpoint: Path) -> "PreTrainedModel | SentenceModel":
     """
     import torch
 
-    config = loading_config(checkpoint)
-    architecture = " ".join(config.architectures or [])
-    head = stated_head(config)
+    architecture = " ".join(read_json(checkpoint, CONFIG, str(checkpoint)).get("architectures") or [])
+    head = next((head for head in HEADS if architecture.endswith(head.suffix)), None)
     if head is None and (how := pooling_in(checkpoint)):
         from compress.models.sentence_encoder import load_sentence_model
 
@@ -173,7 +172,7 @@ def load_answering_model(checkpoint: Path) -> "PreTrainedModel | SentenceModel":
     with quiet():
         model: PreTrainedModel = head.model_class.from_pretrained(
             checkpoint,
-            config=config,
+            config=loading_config(checkpoint),
             attn_implementation="eager",
             dtype=torch.float32,
             local_files_only=True,

@@ -72,12 +72,12 @@ def vector_document(model: str, folder: str, given: Evaluation) -> dict[str, Any
 
 def gives_vectors(folder: str) -> bool:
     """Whether the bundle or checkpoint in `folder` is an encoder of sentences; False for a name on the Hub."""
+    if (Path(folder) / MANIFEST).is_file():
+        return open_bundle(folder).manifest.vector_width > 0
     from compress.models.heads import stated_head
     from compress.models.pretrained import config_in
     from compress.models.sentence_pooling import pooling_in
 
-    if (Path(folder) / MANIFEST).is_file():
-        return open_bundle(folder).manifest.vector_width > 0
     if not (Path(folder) / "config.json").is_file() or stated_head(
         config_in(Path(folder), f"MODEL {folder}", any_family=True)
     ):

@@ -64,7 +64,7 @@ def test_the_page_answers_first_and_then_shows_everything_in_order() -> None:
     assert words.index("Budget met. Of the models whose p99 is at most 5 ms") < words.index("On the Pareto front of")
     assert "Other programs used 0.4 of the 2 cores" in words
     assert (
-        "Times varied by more than 10 % within 15 of 30 timings: close other programs and run stillroom profile again "
+        "Times varied by more than 10 % within 15 of 30 timings: close other programs and time again "
         "for narrower intervals. The reasons"
     ) in words
 
