@@ -17,7 +17,9 @@ def main(command_file: str = "/proc/1/cmdline") -> int:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--tls-cert")
     parser.add_argument("--tls-client-ca")
-    server, _ = parser.parse_known_args(Path(command_file).read_text(encoding="utf-8").split("\0"))
+    words = Path(command_file).read_text(encoding="utf-8").split("\0")
+    # With `init` the first process is docker's, and the server's command line comes after its `--`.
+    server, _ = parser.parse_known_args([word for word in words if word != "--"])
     connection: http.client.HTTPConnection
     if server.tls_cert:
         context = ssl.create_default_context()  # it does not know for which name the certificate is

@@ -69,7 +69,7 @@ class Journal:
         if not same and (there is self.out or (before is not None and there.exists() and there.stat().st_size)):
             raise BadInput(
                 f"--out {there} exists, and holds other answers than these"
-                f"{f': their {all_of(differ)} differ' if before else ''}. Remove it, or give another file."
+                f"{f': {all_of(differ)} of `{self.lineage_file.name}` changed' if before else ''}. Remove it, or give another file."
             )
         self._file = self.part.open("a+b")
         if not lock_at(self.part, self._file.fileno()):

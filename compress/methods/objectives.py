@@ -187,7 +187,7 @@ class Projections(nn.Module):
 
     A square map starts as the identity, so a student equal to its teacher starts at a loss of 0. Other maps start as
     `torch.nn.Linear` does; those of `direct` start normal, with variance 1 / student's width of a head,
-    and those of `orthogonal` as the orthonormal rows nearest to that by QR, which they keep.
+    and those of `orthogonal` made orthonormal by QR, which they stay.
     """
 
     def __init__(self, objective: Objective, teacher: Any, student: Any) -> None:

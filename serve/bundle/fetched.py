@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -47,20 +47,20 @@ Progress = Callable[[int, int], None]
 
 
 def open_remote(
-    url: str, progress: Progress | None = None, *, check: Callable[[Manifest, str], None], known: Collection[str] = ()
+    url: str, progress: Progress | None = None, *, check: Callable[[Manifest, str], None], known: str = ""
 ) -> Bundle:
     """The bundle at `url`, downloaded now or before, with every file checked.
 
-    If `url` cannot be reached, its last bundle is taken from the cache, with a warning. The URL is not asked at all if its last
-    bundle has one of the digests `known`: that one is meant. `check` is called with a manifest and its place before anything of the
+    If `url` cannot be reached, its last bundle is taken from the cache, with a warning. The URL is not asked at all if the
+    cache has the bundle with the digest `known`: that one is meant. `check` is called with a manifest and its place before anything of the
     bundle is fetched.
 
     Raises:
         BundleError: there is no bundle, it may not be read, it differs from its manifest, or it cannot be written to the cache.
     """
+    if known and (known_bundle := _cached(known)):
+        return known_bundle
     last = _remembered(url)
-    if last in known and (bundle := _cached(last)):
-        return bundle
     try:
         manifest, content = remote_manifest(url)
         check(manifest, url)

@@ -85,10 +85,10 @@ def create_app(
             threads=settings.threads,
             device=settings.device,
             openvino=openvino,
-            known=(known or {}).values(),
+            known=digest,
             name=name,
         )
-        for bundle, name in zip(bundles, known or [""] * len(bundles), strict=True)
+        for bundle, (name, digest) in zip(bundles, known.items() if known else [("", "")] * len(bundles), strict=True)
     ]
     check_names([model.manifest.name for model in models], aliases)
     traces = traces_from_environment()
@@ -302,8 +302,8 @@ def _join(service: Service, watch: Watch, share: ProcessShare) -> None:
     digests = served()
     if changed := [name for name, digest in digests.items() if share.digests.get(name) not in (None, "", digest)]:
         raise BundleError(
-            f"the bundle of {', '.join(map(repr, changed))} was changed while it was served; send SIGHUP to serve the new bundle, or put "
-            "the old one back"
+            f"the bundle of {', '.join(map(repr, changed))} was changed while it was served; send SIGHUP or restart the server to "
+            "serve the new bundle, or put the old one back"
         )
     share.digests.update(digests)
 

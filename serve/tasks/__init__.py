@@ -40,10 +40,10 @@ def task_of(manifest: Manifest) -> ServedTask:
     return RELATIONS if manifest.relations else TASKS[manifest.task]
 
 
-def open_bundle(path: Path | str, *, known: Collection[str] = ()) -> Bundle:
+def open_bundle(path: Path | str, *, known: str = "") -> Bundle:
     """The bundle in folder `path`, or at this URL, with every file checked. BundleError lists what is wrong with it.
 
-    A URL whose last bundle has one of the digests `known` is not asked again.
+    A URL is not asked if the cache has the bundle with the digest `known`, which is the one that is meant.
     """
     if is_url(path):
         return open_remote(str(path), check=check_manifest, known=known)

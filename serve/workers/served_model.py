@@ -83,7 +83,7 @@ class ServedModel:
         threads: int | None = None,
         device: Device = "cpu",
         openvino: bool | None = None,
-        known: Collection[str] = (),
+        known: str = "",
         name: str = "",
     ) -> None:
         bundle = open_bundle(bundle_path, known=known)

@@ -154,7 +154,8 @@ def guarded(call: Callable[[], Any]) -> int:
     except (click.Abort, KeyboardInterrupt):
         distributed.failed("it was stopped")
         verb = next((word for word in sys.argv[1:] if word in app.commands), "")
-        say(f"Stopped. {'To resume, give the same command again' if verb in RESUMED_VERBS else 'The same command starts over'}.")
+        resumes = verb in RESUMED_VERBS and "-" not in sys.argv  # an output on stdout begins anew
+        say(f"Stopped. {'To resume, give the same command again' if resumes else 'The same command starts over'}.")
         return 130
     except click.ClickException as usage:
         distributed.failed(usage.format_message())

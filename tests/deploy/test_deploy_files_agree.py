@@ -104,7 +104,8 @@ def test_the_health_check_finds_the_server_of_its_container_with_any_port_and_tl
         command = tmp_path / "cmdline"  # as Linux shows that of a process
 
         def healthy(port: str) -> bool:
-            command.write_text("\0".join(["stillroom", "serve", *tls, "--port", port, ""]), encoding="utf-8")
+            with_init = ["/sbin/docker-init", "--", "stillroom", "serve", *tls, "--port", port, ""]
+            command.write_text("\0".join(with_init), encoding="utf-8")
             return subprocess.run([sys.executable, *image_health_check()[1:], command], check=False).returncode == 0
 
         until(lambda: healthy(running.url.rpartition(":")[2]))
@@ -132,7 +133,7 @@ def test_the_alarms_of_the_page_are_those_of_the_file() -> None:
         ("".join(expression.split()), lasts) for expression, lasts in rules
     ]
     assert all(rule["annotations"]["summary"] for rule in group["rules"])
-    assert read("prometheus.yml")["rule_files"] == ["alarms.yml"]
+    assert read("prometheus.yml")["rule_files"] == ["monitoring/alarms.yml"]
 
 
 def test_kustomize_makes_what_the_files_say_and_the_variant_takes_a_bundle_from_a_url() -> None:

@@ -15,6 +15,7 @@ from compress.runs.method_chain import USED_BY, Chain, Link, check_whole_batches
 from compress.runs.task_inputs import TaskInputs, refuse_classes
 from compress.tasks import task_named
 from serve.errors import BadInput
+from serve.wording import all_of
 from stillroom.verbs.compare import Comparison
 
 # What every method is compared with: the same student on labels alone, in as many steps on the task. It starts
@@ -115,7 +116,7 @@ def check_choices(given: Comparison, inputs_of: dict[str, TaskInputs]) -> list[s
     warnings: list[str] = []
     if given.teacher_layers and not any(map(_reads_layer, given.methods)):
         faults.messages.append(
-            f"--teacher-layer has no effect on --method {' or '.join(given.methods)}, only on {' and '.join(USED_BY['teacher_layer'])}. "
+            f"--teacher-layer has no effect on --method {' or '.join(given.methods)}, only on {all_of(USED_BY['teacher_layer'])}. "
             "Leave it out."
         )
     texts: set[str] = set()
