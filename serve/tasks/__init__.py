@@ -1,7 +1,6 @@
 """The tasks that are served, one file each, and bundles opened with the checks of their task."""
 
 import os
-from collections.abc import Collection
 from pathlib import Path
 
 from serve.bundle.fetched import open_remote
