@@ -248,7 +248,7 @@ def test_a_bundle_that_was_changed_is_served_by_all_processes_or_by_none(bundle_
         assert len(before) == 1
         write_manifest(bundle_copy, name="cities", max_length=31)
         processes(server)[0].kill()
-        until(lambda: any("send SIGHUP to serve the new bundle" in line for line in server.log()))
+        until(lambda: any("send SIGHUP or restart the server" in line for line in server.log()))
         with server.connect() as connection:
             assert ask(connection)[0] == 200  # by the process that is left
         server.process.send_signal(signal.SIGHUP)
